@@ -39,7 +39,9 @@ class Run:
         from tunix.sft import peft_trainer
         from tunix.tests import test_common
 
-        self.model = test_common.ToyTransformer(test_common.ModelConfig(), rngs=nnx.Rngs(0))
+        self.model = test_common.ToyTransformer(
+            test_common.ModelConfig(num_layers=1), rngs=nnx.Rngs(0)
+        )
         config = peft_trainer.TrainingConfig(
             eval_every_n_steps=eval_every,
             max_steps=updates,

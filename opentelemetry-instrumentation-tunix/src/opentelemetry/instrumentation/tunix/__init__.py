@@ -55,7 +55,6 @@ class TunixInstrumentor(BaseInstrumentor):
         try:
             telemetry.activate(
                 telemetry.Telemetry(
-                    library=library.detect(),
                     tracer_provider=kwargs.get("tracer_provider"),
                     meter_provider=kwargs.get("meter_provider"),
                     logger_provider=kwargs.get("logger_provider"),

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -25,8 +25,7 @@ from . import semconv
 from .telemetry import SpanScope, Telemetry, report_failure
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """A run of this execution context.
 
     Attributes:

@@ -17,7 +17,6 @@ from typing import Final, NamedTuple
 
 from . import package
 
-
 # The underscore is how every instrumentation spells it.
 _TUNIX: Final = package._instruments_any  # pyright: ignore[reportPrivateUsage]
 

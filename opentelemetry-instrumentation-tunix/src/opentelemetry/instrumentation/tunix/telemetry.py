@@ -9,23 +9,27 @@ call, so that everything which was wrapped, cached or handed out before falls si
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from opentelemetry import _logs, trace
 from opentelemetry import context as otel_context
-from opentelemetry._logs import SeverityNumber
+from opentelemetry import trace
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
-from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
-from . import semconv
-from .library import Library
+from . import library, semconv
 from .version import __version__
+
+if TYPE_CHECKING:
+    # The logs and metrics API are imported where they are first used: every Python process of an
+    # instrumented tree imports this module, few of them train.
+    from opentelemetry._logs import Logger, LoggerProvider
+    from opentelemetry.metrics import MeterProvider
 
 _log = logging.getLogger(__package__)
 
@@ -41,29 +45,38 @@ class Telemetry:
     shut down here. Without an explicit provider the global one counts, also when it is set later.
 
     Attributes:
-        library: The instrumented distribution; None where it is not known.
         meter_provider: Where gauges go; None for the global provider.
     """
 
     def __init__(
         self,
         *,
-        library: Library | None = None,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
-        logger_provider: _logs.LoggerProvider | None = None,
+        logger_provider: LoggerProvider | None = None,
     ) -> None:
-        self.library = library
         self.meter_provider = meter_provider
+        self._logger_provider = logger_provider
         self._tracer = trace.get_tracer(
             semconv.SCOPE, __version__, tracer_provider, semconv.SCHEMA_URL
-        )
-        self._logger = _logs.get_logger(
-            semconv.SCOPE, __version__, logger_provider, semconv.SCHEMA_URL
         )
         # Identity of the exception that was logged last: it passes several spans on its way out
         # and is one event. An identity, not the object, whose traceback holds frames alive.
         self._logged_exception: int | None = None
+
+    @functools.cached_property
+    def library(self) -> library.Library | None:
+        """The instrumented distribution; None where it is not known."""
+        return library.detect()
+
+    @functools.cached_property
+    def logger(self) -> Logger:
+        """Where events go."""
+        from opentelemetry import _logs
+
+        return _logs.get_logger(
+            semconv.SCOPE, __version__, self._logger_provider, semconv.SCHEMA_URL
+        )
 
     def start_span(
         self,
@@ -95,13 +108,18 @@ class Telemetry:
         span.set_status(Status(StatusCode.ERROR, str(exception)))
         if self._logged_exception != id(exception):
             self._logged_exception = id(exception)
-            self._logger.emit(
-                event_name=semconv.EXCEPTION,
-                severity_number=SeverityNumber.ERROR,
-                severity_text="ERROR",
-                exception=exception,
-                context=trace.set_span_in_context(span),
-            )
+            self._log_exception(span, exception)
+
+    def _log_exception(self, span: Span, exception: BaseException) -> None:
+        from opentelemetry._logs import SeverityNumber
+
+        self.logger.emit(
+            event_name=semconv.EXCEPTION,
+            severity_number=SeverityNumber.ERROR,
+            severity_text="ERROR",
+            exception=exception,
+            context=trace.set_span_in_context(span),
+        )
 
 
 class SpanScope:
@@ -185,6 +203,6 @@ def _class_name(exception: BaseException) -> str:
 def _is_interrupt(exception: BaseException) -> bool:
     if isinstance(exception, SystemExit):
         return exception.code in (None, 0)
-    # Cancellation is told by its class name: importing asyncio for it would cost every Python
-    # process of an instrumented tree some 20 ms.
+    # Cancellation is told by its class name, which asyncio and concurrent.futures share, instead
+    # of importing either into every Python process of an instrumented tree.
     return isinstance(exception, _INTERRUPTS) or type(exception).__name__ == "CancelledError"

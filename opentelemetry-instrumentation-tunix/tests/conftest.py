@@ -1,0 +1,117 @@
+# SPDX-FileCopyrightText: Copyright The tunix-opentelemetry Authors
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the instrumentor's tests: explicit in-memory providers, no globals."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from opentelemetry.instrumentation.tunix import TunixInstrumentor, library, telemetry
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+# Tests run on the CPU unless told otherwise, and wherever they run.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keeps "warnings are errors" to our own code where Tunix is somebody else's."""
+    expected = os.environ.get("TUNIX_UNDER_TEST")
+    found = library.detect()
+    if expected is not None and (found is None or f"{found.name}=={found.version}" != expected):
+        raise pytest.UsageError(f"this environment is to test {expected}, but has {found}")
+    if found is not None and found.name == "google-tunix":
+        # A library of somebody else's on libraries newer than it knows warns a great deal.
+        for line in ("default", r"error:::opentelemetry\.instrumentation\.tunix", "error:::test_"):
+            config.addinivalue_line("filterwarnings", line)
+
+
+@dataclass
+class Collected:
+    """What an instrumented block emitted."""
+
+    tracer_provider: TracerProvider = field(default_factory=TracerProvider)
+    meter_provider: MeterProvider = field(init=False)
+    logger_provider: LoggerProvider = field(default_factory=LoggerProvider)
+
+    def __post_init__(self) -> None:
+        self._spans = InMemorySpanExporter()
+        self.tracer_provider.add_span_processor(SimpleSpanProcessor(self._spans))
+        self._logs = InMemoryLogRecordExporter()
+        self.logger_provider.add_log_record_processor(SimpleLogRecordProcessor(self._logs))
+        self._reader = InMemoryMetricReader()
+        self.meter_provider = MeterProvider([self._reader])
+
+    def providers(self) -> dict[str, object]:
+        """Keyword arguments of `instrument()`."""
+        return {
+            "tracer_provider": self.tracer_provider,
+            "meter_provider": self.meter_provider,
+            "logger_provider": self.logger_provider,
+        }
+
+    def spans(self, name: str | None = None) -> list[ReadableSpan]:
+        """Finished spans in the order they ended, of one name or all."""
+        return [s for s in self._spans.get_finished_spans() if name in (None, s.name)]
+
+    def names(self) -> list[str]:
+        """Names of the finished spans in the order they ended."""
+        return [span.name for span in self.spans()]
+
+    def events(self) -> list[object]:
+        """Log records."""
+        return [data.log_record for data in self._logs.get_finished_logs()]
+
+    def gauges(self) -> dict[tuple[str, frozenset[tuple[str, object]]], float]:
+        """Value of every data point now, by metric name and attributes."""
+        data = self._reader.get_metrics_data()
+        return {
+            (metric.name, frozenset(point.attributes.items())): point.value
+            for resource in (data.resource_metrics if data else ())
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+        }
+
+    def clear(self) -> None:
+        """Forgets spans and log records."""
+        self._spans.clear()
+        self._logs.clear()
+
+    def shutdown(self) -> None:
+        """Ends the providers, whose threads would outlive the test."""
+        self.tracer_provider.shutdown()
+        self.meter_provider.shutdown()
+        self.logger_provider.shutdown()
+
+
+@pytest.fixture
+def collected() -> Iterator[Collected]:
+    """Providers of the test's own; nothing is instrumented yet."""
+    collected = Collected()
+    yield collected
+    collected.shutdown()
+
+
+@pytest.fixture
+def instrumented(collected: Collected) -> Iterator[Collected]:
+    """Tunix instrumented with those providers until the test ends."""
+    instrumentor = TunixInstrumentor()
+    instrumentor.instrument(**collected.providers())
+    yield collected
+    if instrumentor.is_instrumented_by_opentelemetry:
+        instrumentor.uninstrument()
+
+
+@pytest.fixture(autouse=True)
+def forget_reported_failures() -> None:
+    """Lets each test see the warning that is given once a process."""
+    telemetry._reported.clear()
