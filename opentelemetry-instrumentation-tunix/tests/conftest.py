@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from opentelemetry.instrumentation.tunix import TunixInstrumentor, library, telemetry
@@ -66,9 +67,10 @@ class Collected:
         """Names of the finished spans in the order they ended."""
         return [span.name for span in self.spans()]
 
-    def events(self) -> list[object]:
-        """Log records."""
-        return [data.log_record for data in self._logs.get_finished_logs()]
+    def events(self, name: str | None = None) -> list[Any]:
+        """Log records in the order they were emitted, of one event name or all."""
+        records = [data.log_record for data in self._logs.get_finished_logs()]
+        return [record for record in records if name in (None, record.event_name)]
 
     def gauges(self) -> dict[tuple[str, frozenset[tuple[str, object]]], float]:
         """Value of every data point now, by metric name and attributes."""
@@ -80,6 +82,11 @@ class Collected:
             for metric in scope.metrics
             for point in metric.data.data_points
         }
+
+    def metric_scopes(self) -> list[Any]:
+        """Instrumentation scopes that metrics came from."""
+        data = self._reader.get_metrics_data()
+        return [scope.scope for r in data.resource_metrics for scope in r.scope_metrics]
 
     def clear(self) -> None:
         """Forgets spans and log records."""

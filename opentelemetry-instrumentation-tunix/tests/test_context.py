@@ -13,21 +13,22 @@ from conftest import Collected
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 from opentelemetry.instrumentation.tunix import context, semconv
+from opentelemetry.instrumentation.tunix.config import Options
 from opentelemetry.instrumentation.tunix.telemetry import Telemetry
 
 
 @pytest.fixture
 def handler(collected: Collected) -> Telemetry:
-    return Telemetry(**collected.providers())
+    return Telemetry(Options.load({}), **collected.providers())
 
 
 def test_each_step_is_a_trace_that_links_to_the_run(
     collected: Collected, handler: Telemetry
 ) -> None:
     """Steps are roots with one link, and share the run id with the run."""
-    with context.run(handler, {}):
+    with context.run(handler, dict):
         for _ in range(2):
-            with context.step_span(handler, "step", {}):
+            with context.step_span(handler, semconv.MODEL_TRAIN, dict):
                 pass
     first, second, run = collected.spans()
     assert run.name == semconv.RUN
@@ -41,16 +42,16 @@ def test_each_step_is_a_trace_that_links_to_the_run(
 
 def test_the_run_is_not_current(collected: Collected, handler: Telemetry) -> None:
     """Spans of a data loader inside the run do not pile up in one trace."""
-    with context.run(handler, {}):
+    with context.run(handler, dict):
         assert not trace.get_current_span().get_span_context().is_valid
 
 
 def test_a_span_inside_a_step_is_its_child(collected: Collected, handler: Telemetry) -> None:
     """An evaluation or a compilation in a step belongs to its trace, without a link."""
     with (
-        context.run(handler, {}),
-        context.step_span(handler, "step", {}),
-        context.span(handler, "inner", {}),
+        context.run(handler, dict),
+        context.step_span(handler, semconv.MODEL_TRAIN, dict),
+        context.span(handler, semconv.MODEL_EVAL, dict),
     ):
         pass
     inner, step, _ = collected.spans()
@@ -64,12 +65,12 @@ def test_a_step_is_a_root_under_any_span_of_the_loop(
     """A span that a hook left open inside the run does not swallow steps."""
     tracer = collected.tracer_provider.get_tracer("hook")
     with (
-        context.run(handler, {}),
+        context.run(handler, dict),
         tracer.start_as_current_span("hook"),
-        context.step_span(handler, "step", {}),
+        context.step_span(handler, semconv.MODEL_TRAIN, dict),
     ):
         pass
-    assert collected.spans("step")[0].parent is None
+    assert collected.spans(semconv.MODEL_TRAIN)[0].parent is None
 
 
 def test_everything_nests_under_the_applications_span(
@@ -79,8 +80,8 @@ def test_everything_nests_under_the_applications_span(
     tracer = collected.tracer_provider.get_tracer("application")
     with (
         tracer.start_as_current_span("application"),
-        context.run(handler, {}),
-        context.step_span(handler, "step", {}),
+        context.run(handler, dict),
+        context.step_span(handler, semconv.MODEL_TRAIN, dict),
     ):
         pass
     step, run, application = collected.spans()
@@ -93,7 +94,7 @@ def test_baggage_reaches_the_steps(collected: Collected, handler: Telemetry) -> 
     """A root drops the parent span and keeps the rest of the context."""
     token = otel_context.attach(baggage.set_baggage("team", "alignment"))
     try:
-        with context.run(handler, {}), context.step_span(handler, "step", {}):
+        with context.run(handler, dict), context.step_span(handler, semconv.MODEL_TRAIN, dict):
             assert baggage.get_baggage("team") == "alignment"
     finally:
         otel_context.detach(token)
@@ -101,7 +102,7 @@ def test_baggage_reaches_the_steps(collected: Collected, handler: Telemetry) -> 
 
 def test_only_the_outermost_run_is_a_span(collected: Collected, handler: Telemetry) -> None:
     """A learner trains its trainers: one run."""
-    with context.run(handler, {}), context.run(handler, {}):
+    with context.run(handler, dict), context.run(handler, dict):
         pass
     assert collected.names() == [semconv.RUN]
 
@@ -110,7 +111,7 @@ def test_two_threads_have_two_runs(collected: Collected, handler: Telemetry) -> 
     """Runs belong to the execution context and do not take each other's steps."""
 
     def train() -> None:
-        with context.run(handler, {}), context.step_span(handler, "step", {}):
+        with context.run(handler, dict), context.step_span(handler, semconv.MODEL_TRAIN, dict):
             barrier.wait(10)
 
     barrier = threading.Barrier(2)
@@ -119,7 +120,7 @@ def test_two_threads_have_two_runs(collected: Collected, handler: Telemetry) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    links = {span.links[0].context.span_id for span in collected.spans("step")}
+    links = {span.links[0].context.span_id for span in collected.spans(semconv.MODEL_TRAIN)}
     assert links == {span.context.span_id for span in collected.spans(semconv.RUN)}
     assert len(links) == 2
 
@@ -130,7 +131,7 @@ def test_run_ids_do_not_repeat_when_the_script_seeds_random(
     """Training scripts call random.seed(); two of them are two runs all the same."""
     for _ in range(2):
         random.seed(0)
-        with context.run(handler, {}):
+        with context.run(handler, dict):
             pass
     first, second = collected.spans()
     assert first.attributes[semconv.RUN_ID] != second.attributes[semconv.RUN_ID]
@@ -140,7 +141,7 @@ def test_without_a_run_spans_have_no_link_and_no_run_id(
     collected: Collected, handler: Telemetry
 ) -> None:
     """Code that calls the compiled step itself is traced as well."""
-    with context.step_span(handler, "step", {}):
+    with context.step_span(handler, semconv.MODEL_TRAIN, dict):
         pass
     (step,) = collected.spans()
     assert step.links == ()

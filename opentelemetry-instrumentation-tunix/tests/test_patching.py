@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from opentelemetry.instrumentation.tunix import patching, telemetry
+from opentelemetry.instrumentation.tunix.config import Options
 from opentelemetry.instrumentation.tunix.patching import Call, Target
 
 MODULE = "toy_library"
@@ -60,7 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
     for cls in (Base, Child, Guarded):
         setattr(module, cls.__name__, cls)
     monkeypatch.setitem(sys.modules, MODULE, module)
-    telemetry.activate(telemetry.Telemetry())
+    telemetry.activate(telemetry.Telemetry(Options.load({})))
     seen.clear()
     yield seen
     patching.restore()
@@ -175,7 +176,7 @@ def test_a_wrapper_of_another_library_on_top_survives_and_ours_is_reused(calls: 
         assert vars(Base)["plain"] is theirs
         assert Base().plain(1) == 2
         assert calls == []
-        telemetry.activate(telemetry.Telemetry())
+        telemetry.activate(telemetry.Telemetry(Options.load({})))
         patching.apply([target("Base", "plain")])
         assert vars(Base)["plain"] is theirs
         Base().plain(1)

@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from opentelemetry.instrumentation.tunix import semconv
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "telemetry.md"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from conftest import Collected
 from opentelemetry.instrumentation.tunix import context, semconv, telemetry
+from opentelemetry.instrumentation.tunix.config import Options
 from opentelemetry.instrumentation.tunix.telemetry import Telemetry
 from opentelemetry.instrumentation.utils import suppress_instrumentation
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -21,7 +22,9 @@ from opentelemetry.trace import StatusCode, get_current_span
 def run_block(collected: Collected, error: BaseException | None) -> BaseException | None:
     """Runs a block under a span and returns what came out of it."""
     try:
-        with context.span(Telemetry(**collected.providers()), "test", {}):
+        with context.span(
+            Telemetry(Options.load({}), **collected.providers()), semconv.MODEL_EVAL, dict
+        ):
             if error is not None:
                 raise error
     except BaseException as caught:
@@ -85,12 +88,12 @@ def test_end_of_data_is_normal(collected: Collected, error: BaseException) -> No
 
 def test_an_exception_is_logged_once_where_it_began(collected: Collected) -> None:
     """It passes several spans and is one log record, tied to the innermost."""
-    handler = Telemetry(**collected.providers())
+    handler = Telemetry(Options.load({}), **collected.providers())
     error = ValueError("bad")
     with (
         pytest.raises(ValueError, match="bad"),
-        context.span(handler, "outer", {}),
-        context.span(handler, "inner", {}),
+        context.span(handler, semconv.MODEL_TRAIN, dict),
+        context.span(handler, semconv.MODEL_EVAL, dict),
     ):
         raise error
     inner, outer = collected.spans()
@@ -105,14 +108,16 @@ def test_an_exception_is_logged_once_where_it_began(collected: Collected) -> Non
 def test_the_span_is_current_inside_and_not_afterwards(collected: Collected) -> None:
     """Spans of the application nest under ours."""
     before = get_current_span()
-    with context.span(Telemetry(**collected.providers()), "test", {}) as span:
+    with context.span(
+        Telemetry(Options.load({}), **collected.providers()), semconv.MODEL_EVAL, dict
+    ) as span:
         assert get_current_span() is span
     assert get_current_span() is before
 
 
 def test_suppression_silences(collected: Collected) -> None:
     """The context flag that other instrumentations heed counts here too."""
-    telemetry.activate(Telemetry(**collected.providers()))
+    telemetry.activate(Telemetry(Options.load({}), **collected.providers()))
     try:
         assert telemetry.active() is not None
         with suppress_instrumentation():
@@ -143,11 +148,11 @@ def test_a_broken_span_processor_does_not_reach_the_run(
     """Its exception is logged once and the block runs; the current span is what it was."""
     provider = TracerProvider()
     provider.add_span_processor(BrokenProcessor(method))
-    handler = Telemetry(tracer_provider=provider)
+    handler = Telemetry(Options.load({}), tracer_provider=provider)
     before = get_current_span()
     done = 0
     for _ in range(3):
-        with context.span(handler, "test", {}):
+        with context.span(handler, semconv.MODEL_EVAL, dict):
             done += 1
     assert done == 3
     assert get_current_span() is before
@@ -157,6 +162,6 @@ def test_a_broken_span_processor_does_not_reach_the_run(
 
 def test_without_a_provider_nothing_happens() -> None:
     """The API's no-op spans pass through."""
-    with context.span(Telemetry(), "test", {}) as span:
+    with context.span(Telemetry(Options.load({})), semconv.MODEL_EVAL, dict) as span:
         assert span is not None
         assert not span.is_recording()

@@ -194,8 +194,10 @@ def test_a_failing_hook_ends_the_run_as_error(instrumented: Collected) -> None:
 def assert_only_failed(collected: Collected, names: set[str]) -> None:
     failed = [s for s in collected.spans() if s.status.status_code is StatusCode.ERROR]
     assert {s.name for s in failed} == names
-    assert {s.attributes[semconv.ERROR_TYPE] for s in failed} == {f"{BoomError.__module__}.BoomError"}
-    assert len(collected.events()) == 1
+    assert {s.attributes[semconv.ERROR_TYPE] for s in failed} == {
+        f"{BoomError.__module__}.BoomError"
+    }
+    assert len(collected.events(semconv.EXCEPTION)) == 1
 
 
 def test_data_that_ends_early_is_no_error(instrumented: Collected) -> None:

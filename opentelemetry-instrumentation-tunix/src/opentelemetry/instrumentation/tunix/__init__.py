@@ -37,6 +37,7 @@ from opentelemetry.instrumentation.instrumentor import (  # pyright: ignore[repo
 )
 
 from . import library, patching, telemetry
+from .config import Options
 from .targets import TARGETS
 from .version import __version__
 
@@ -45,6 +46,9 @@ __all__ = ["TunixInstrumentor", "__version__"]
 
 class TunixInstrumentor(BaseInstrumentor):
     """Switches the instrumentation of Tunix on and off; see the module's docstring."""
+
+    # A declarative configuration file fills this and hands its fields to instrument().
+    configuration = Options
 
     def instrumentation_dependencies(self) -> Collection[str]:
         """The requirement of the Tunix that is installed, or both where none is."""
@@ -55,6 +59,7 @@ class TunixInstrumentor(BaseInstrumentor):
         try:
             telemetry.activate(
                 telemetry.Telemetry(
+                    Options.load(kwargs),
                     tracer_provider=kwargs.get("tracer_provider"),
                     meter_provider=kwargs.get("meter_provider"),
                     logger_provider=kwargs.get("logger_provider"),

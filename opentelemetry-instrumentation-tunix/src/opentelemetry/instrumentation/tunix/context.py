@@ -10,13 +10,13 @@ everything nests.
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Final, TypeAlias
 
-from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Link, Span
 from opentelemetry.util.types import AttributeValue
@@ -24,54 +24,94 @@ from opentelemetry.util.types import AttributeValue
 from . import semconv
 from .telemetry import SpanScope, Telemetry, report_failure
 
+Attributes: TypeAlias = Callable[[], dict[str, AttributeValue]]
+"""Attributes on demand: a span that is not recorded costs none."""
 
-class Run(NamedTuple):
+# The job id that a launcher gives to all ranks and keeps over restarts.
+_JOB_IDS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+_NOTHING: Final[AbstractContextManager[Span | None]] = nullcontext()
+
+
+class Run:
     """A run of this execution context.
 
     Attributes:
         id: Value of `tunix.run.id`.
-        link: What roots of the run link to; None when the run nests under an application's span,
-            so that its spans are plain children.
+        link: What roots of the run link to; None where the run's spans are plain children, and
+            where there is no `tunix.run` to link to.
+        step_is_root: Whether a step begins a trace of its own.
+        span: `tunix.run`; None where it is not drawn.
+        batch_shape: Shape of the first batch, once it is known.
     """
 
-    id: str
-    link: Link | None
+    __slots__ = ("batch_shape", "id", "link", "span", "step_is_root")
+
+    def __init__(self, id: str, step_is_root: bool) -> None:  # noqa: A002  it is the run's id
+        self.id = id
+        self.step_is_root = step_is_root
+        self.link: Link | None = None
+        self.span: Span | None = None
+        self.batch_shape: tuple[int, ...] | None = None
 
 
 _run: ContextVar[Run | None] = ContextVar("tunix_run", default=None)
+_runs: set[Run] = set()
 
 
 def current_run() -> Run | None:
-    """The run that the calling code belongs to."""
-    return _run.get()
+    """The run that the calling code belongs to.
+
+    A thread that a run has started may carry no context: where there is one run, that is it.
+    """
+    here = _run.get()
+    if here is None and len(_runs) == 1:
+        here = next(iter(_runs), None)
+    return here
 
 
 @contextmanager
-def run(telemetry: Telemetry, attributes: dict[str, AttributeValue]) -> Generator[None]:
-    """Opens `tunix.run` around the block, unless the block is inside a run already."""
+def run(
+    telemetry: Telemetry, attributes: Attributes, at_end: Callable[[], None] = lambda: None
+) -> Generator[None]:
+    """Opens a run around the block, unless the block is inside one already.
+
+    `tunix.run` is its span, and `tunix.run.start` an event that tells of it at once: the span
+    itself is exported when the run is over, which may be in a week.
+
+    Args:
+        telemetry: What to emit through.
+        attributes: Makes the attributes of the run.
+        at_end: Called when the block has ended, however, before the span ends.
+    """
     if _run.get() is not None:
         yield
         return
     nested = trace.get_current_span().get_span_context().is_valid
-    # uuid4 draws from the operating system; the random module repeats after random.seed().
-    run_id = uuid.uuid4().hex
-    span = _start(telemetry, semconv.RUN, {**attributes, semconv.RUN_ID: run_id}, None, ())
-    link = None if nested or span is None else Link(span.get_span_context())
-    token = _run.set(Run(run_id, link))
+    step_is_root = telemetry.options.trace_per_step
+    here = Run(_run_id(telemetry), not nested if step_is_root is None else step_is_root)
+    token = _run.set(here)
+    _runs.add(here)
     try:
-        with SpanScope(telemetry, span, current=nested):
-            yield
+        facts = _facts(attributes)
+        scope = _scope(telemetry, semconv.RUN, lambda: facts, current=not here.step_is_root)
+        with scope as here.span:
+            if here.span is not None and here.step_is_root:
+                here.link = Link(here.span.get_span_context())
+            telemetry.log_event(
+                semconv.RUN_START, {**facts, semconv.RUN_ID: here.id}, span=here.span
+            )
+            try:
+                yield
+            finally:
+                at_end()
     finally:
+        _runs.discard(here)
         _run.reset(token)
 
 
 def span(
-    telemetry: Telemetry,
-    name: str,
-    attributes: dict[str, AttributeValue],
-    *,
-    start_time: int | None = None,
-) -> SpanScope:
+    telemetry: Telemetry, name: str, attributes: Attributes, *, start_time: int | None = None
+) -> AbstractContextManager[Span | None]:
     """A span of the current run, for a `with` block.
 
     A child of the span that is current here; where there is none, a root with a link to the run.
@@ -79,46 +119,75 @@ def span(
     Args:
         telemetry: What to emit through.
         name: Span name.
-        attributes: Attributes known at the start; the run id is added.
+        attributes: Makes the attributes; the run id is added.
         start_time: Nanoseconds since the epoch, for a span that is made after the fact.
     """
     here = _run.get()
-    if here is None:
-        return SpanScope(telemetry, _start(telemetry, name, attributes, start_time, ()))
-    attributes[semconv.RUN_ID] = here.id
-    links = ()
-    if here.link is not None and not trace.get_current_span().get_span_context().is_valid:
+    links: tuple[Link, ...] = ()
+    alone = not trace.get_current_span().get_span_context().is_valid
+    if alone and here is not None and here.link is not None:
         links = (here.link,)
-    return SpanScope(telemetry, _start(telemetry, name, attributes, start_time, links))
+    return _scope(telemetry, name, attributes, links=links, start_time=start_time)
 
 
-def step_span(telemetry: Telemetry, name: str, attributes: dict[str, AttributeValue]) -> SpanScope:
-    """A span that begins a trace of its own, for a `with` block.
+def step_span(
+    telemetry: Telemetry, name: str, attributes: Attributes
+) -> AbstractContextManager[Span | None]:
+    """A span that begins a trace of its own where steps do, for a `with` block.
 
-    A root that links to the run, whatever span is current; a plain child where the run nests under
-    an application's span or where there is no run.
+    It is then a root that links to the run, whatever span is current; else a plain child.
     """
     here = _run.get()
-    if here is None or here.link is None:
-        return span(telemetry, name, attributes)
-    attributes[semconv.RUN_ID] = here.id
-    # An invalid span in the current context, and not an empty context, which would drop baggage.
-    root = trace.set_span_in_context(INVALID_SPAN)
-    return SpanScope(telemetry, _start(telemetry, name, attributes, None, (here.link,), root))
+    if here is None or not here.step_is_root:
+        return _scope(telemetry, name, attributes)
+    links = () if here.link is None else (here.link,)
+    return _scope(telemetry, name, attributes, links=links, root=True)
 
 
-def _start(
+def _scope(
     telemetry: Telemetry,
     name: str,
-    attributes: dict[str, AttributeValue],
-    start_time: int | None,
-    links: tuple[Link, ...],
-    context: otel_context.Context | None = None,
-) -> Span | None:
+    attributes: Attributes,
+    *,
+    links: tuple[Link, ...] = (),
+    root: bool = False,
+    current: bool = True,
+    start_time: int | None = None,
+) -> AbstractContextManager[Span | None]:
+    if semconv.GROUPS[name] not in telemetry.span_groups:
+        return _NOTHING
+    here = _run.get()
+
+    def all_attributes() -> dict[str, AttributeValue]:
+        found = attributes()
+        if here is not None:
+            found[semconv.RUN_ID] = here.id
+        found.update(telemetry.process_attributes)
+        return found
+
+    return SpanScope(
+        telemetry,
+        name,
+        all_attributes,
+        # An invalid span in the current context and not an empty context, which drops baggage.
+        context=trace.set_span_in_context(INVALID_SPAN) if root else None,
+        links=links,
+        current=current,
+        start_time=start_time,
+    )
+
+
+def _facts(attributes: Attributes) -> dict[str, AttributeValue]:
     try:
-        return telemetry.start_span(
-            name, attributes, context=context, links=links, start_time=start_time
-        )
+        return attributes()
     except Exception:
-        report_failure(f"starting {name}")
-        return None
+        report_failure("describing a run")
+        return {}
+
+
+def _run_id(telemetry: Telemetry, environ: Mapping[str, str] = os.environ) -> str:
+    if telemetry.options.run_id is not None:
+        return telemetry.options.run_id
+    given = next((environ[name] for name in _JOB_IDS if environ.get(name)), None)
+    # uuid4 draws from the operating system; the random module repeats after random.seed().
+    return given or uuid.uuid4().hex

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERROR_TYPE_KEY
 from opentelemetry.semconv.schemas import Schemas
 
 SCHEMA_URL: Final = Schemas.V1_41_1.value
@@ -90,16 +91,42 @@ MODEL_TRAIN: Final = _span("tunix.model.train", "one call of the train step: one
 MODEL_EVAL: Final = _span("tunix.model.eval", "one evaluation over the evaluation data set")
 CHECKPOINT_SAVE: Final = _span("tunix.checkpoint.save", "a checkpoint that was really written")
 
-_ALL: Final = (RUN, MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE)
+GROUPS: Final = {
+    RUN: "run",
+    MODEL_TRAIN: "train",
+    MODEL_EVAL: "eval",
+    CHECKPOINT_SAVE: "checkpoint",
+}
+"""The span group of each span."""
+
+
+# Events -----------------------------------------------------------------------------------------
+
+RUN_START: Final = _event(
+    "tunix.run.start", "a run begins; carries the attributes of tunix.run that are known by then"
+)
+STEP_COMPLETED: Final = _event(
+    "tunix.training.step_completed",
+    "a logged step is complete: body = gauge name to value, one event per prefix, mode and step",
+)
+EXCEPTION: Final = _event("tunix.exception", "an exception passed a span; once for each exception")
+
+_SPANS: Final = (RUN, MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE)
+_RUN: Final = (RUN, RUN_START)
+_EVENTS: Final = (RUN_START, STEP_COMPLETED, EXCEPTION)
+_GAUGES: Final = "gauges"
 
 # Attributes -------------------------------------------------------------------------------------
 
-RUN_ID: Final = _attribute("tunix.run.id", str, _ALL, "inside a run")
+RUN_ID: Final = _attribute(
+    "tunix.run.id", str, (*_SPANS, RUN_START, STEP_COMPLETED), "inside a run"
+)
 TRAINING_STEP: Final = _attribute(
     "tunix.training.step",
     int,
-    (MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE),
-    "train: the update this micro-batch belongs to, from 1; eval and checkpoint: updates done",
+    (MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE, STEP_COMPLETED),
+    "train: the update this micro-batch belongs to, from 1; eval and checkpoint: updates done; "
+    "event: the step as it was logged",
 )
 TRAINING_MICRO_STEP: Final = _attribute(
     "tunix.training.micro_step",
@@ -114,19 +141,76 @@ HOST_ONLY: Final = _attribute(
     "true where the span ends when the call returns, while the device may still work",
 )
 ERROR_TYPE: Final = _attribute(
-    "error.type", str, _ALL, "the call raised: the qualified class name of the exception"
+    ERROR_TYPE_KEY, str, _SPANS, "the call raised: the qualified class name of the exception"
 )
 INTERRUPTED: Final = _attribute(
     "tunix.interrupted",
     str,
-    _ALL,
+    _SPANS,
     "KeyboardInterrupt, SystemExit or a cancellation passed the span: its class name",
 )
+PROCESS_INDEX: Final = _attribute(
+    "tunix.jax.process.index",
+    int,
+    (*_SPANS, _GAUGES, *_EVENTS),
+    "more than one process may emit: which one this is",
+)
 LIBRARY_NAME: Final = _attribute(
-    "tunix.library.name", str, (RUN,), "the distribution that is instrumented, where it is known"
+    "tunix.library.name", str, _RUN, "the distribution that is instrumented, where it is known"
 )
 LIBRARY_VERSION: Final = _attribute(
-    "tunix.library.version", str, (RUN,), "its version, where it is known"
+    "tunix.library.version", str, _RUN, "its version, where it is known"
+)
+JAX_VERSION: Final = _attribute("tunix.jax.version", str, _RUN, "always")
+RUN_MODEL: Final = _attribute("tunix.model.class", str, _RUN, "the class of the trained model")
+RUN_PARAMETERS: Final = _attribute(
+    "tunix.model.parameters", int, _RUN, "how many numbers the model has, adapters included"
+)
+RUN_TRAINABLE: Final = _attribute(
+    "tunix.model.parameters.trainable", int, _RUN, "how many of them the optimizer updates"
+)
+RUN_ADAPTATION: Final = _attribute(
+    "tunix.training.adaptation", str, _RUN, "lora where the model has LoRA parameters, else full"
+)
+RUN_MESH_SHAPE: Final = _attribute(
+    "tunix.mesh.shape", list, _RUN, "axes of the model's mesh as name=size, where it is sharded"
+)
+RUN_DEVICE_KIND: Final = _attribute(
+    "tunix.device.kind", str, _RUN, "what the model's devices are, in JAX's words"
+)
+RUN_DEVICE_COUNT: Final = _attribute(
+    "tunix.device.count", int, _RUN, "how many devices hold the model"
+)
+RUN_BATCH_SHAPE: Final = _attribute(
+    "tunix.training.batch.shape", list, (RUN,), "shape of the first array of the first micro-batch"
+)
+RUN_MAX_STEPS: Final = _attribute(
+    "tunix.training.max_steps", int, _RUN, "updates after which the run ends, where it is set"
+)
+RUN_ACCUMULATION: Final = _attribute(
+    "tunix.training.gradient_accumulation_steps", int, _RUN, "micro-batches of an update"
+)
+RUN_RESUMED_FROM: Final = _attribute(
+    "tunix.training.resumed_from",
+    int,
+    _RUN,
+    "updates done before, where a checkpoint was restored",
+)
+
+TRAINING_MODE: Final = _attribute(
+    "tunix.training.mode", str, (_GAUGES, STEP_COMPLETED), "always: train, eval or what was logged"
+)
+METRICS_PREFIX: Final = _attribute(
+    "tunix.metrics.prefix", str, (_GAUGES, STEP_COMPLETED), "the library logged with a prefix"
+)
+METRICS_NAME: Final = _attribute(
+    "tunix.metrics.name", str, (_GAUGES,), "the key as it was logged, unless it is a well-known one"
+)
+NONFINITE: Final = _attribute(
+    "tunix.training.nonfinite", list, (STEP_COMPLETED,), "keys whose value was NaN or infinite"
+)
+LATE: Final = _attribute(
+    "tunix.training.step.late", bool, (STEP_COMPLETED,), "an event of this step went out before"
 )
 
 # Metrics (scope tunix; the facade's set, see _gauges.py for how values and names are treated) ----
@@ -137,7 +221,6 @@ TRAINING_PERPLEXITY: Final = _metric("tunix.training.perplexity", "gauge", "1", 
 TRAINING_LEARNING_RATE: Final = _metric("tunix.training.learning_rate", "gauge", "1", _LOGGED)
 TRAINING_GRADIENT_NORM: Final = _metric("tunix.training.gradient.norm", "gauge", "1", _LOGGED)
 TRAINING_STEP_GAUGE: Final = _metric("tunix.training.step", "gauge", "{step}", _LOGGED)
-
-# Events -----------------------------------------------------------------------------------------
-
-EXCEPTION: Final = _event("tunix.exception", "an exception passed a span; once for each exception")
+TRAINING_NONFINITE: Final = _metric(
+    "tunix.training.nonfinite", "counter", "{value}", "a logged number was NaN or infinite"
+)

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from . import semconv, training
+from . import metrics, semconv, training
 from .patching import Target
 
 _TRAINER: Final = "tunix.sft.peft_trainer"
+_LOGGER: Final = "tunix.sft.metrics_logger"
 _CHECKPOINTS: Final = "tunix.sft.checkpoint_manager"
 
 TARGETS: Final[tuple[Target, ...]] = (
@@ -30,6 +31,8 @@ TARGETS: Final[tuple[Target, ...]] = (
     Target(
         _CHECKPOINTS, "CheckpointManager", "save", training.save_checkpoint, semconv.CHECKPOINT_SAVE
     ),
+    Target(_LOGGER, "MetricsLogger", "log", metrics.log, "gauges and step events"),
+    Target(_LOGGER, "MetricsLogger", "close", metrics.close, "event of the last step in time"),
     # The subclasses of RLLearner that have a train of their own delegate to it.
     Target("tunix.rl.rl_learner", "RLLearner", "train", training.train, semconv.RUN),
     # From 0.1.6 on; before, the agentic learner is an RLLearner.

@@ -9,10 +9,13 @@ call, so that everything which was wrapped, cached or handed out before falls si
 
 from __future__ import annotations
 
+import enum
 import functools
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Token
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +26,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from . import library, semconv
+from .config import Options
 from .version import __version__
 
 if TYPE_CHECKING:
@@ -30,12 +34,22 @@ if TYPE_CHECKING:
     # instrumented tree imports this module, few of them train.
     from opentelemetry._logs import Logger, LoggerProvider
     from opentelemetry.metrics import MeterProvider
+    from opentelemetry.util.types import AnyValue
 
 _log = logging.getLogger(__package__)
 
 # Ways to leave a call that are not failures of the call: they are marked, not made errors.
 _INTERRUPTS: Final = (KeyboardInterrupt, GeneratorExit)
 _END_OF_DATA: Final = (StopIteration, StopAsyncIteration)
+
+
+class Voice(enum.Enum):
+    """What a process says."""
+
+    ALL = "all"
+    ERRORS = "errors"
+    NOTHING = "nothing"
+    UNDECIDED = "undecided"
 
 
 class Telemetry:
@@ -45,21 +59,28 @@ class Telemetry:
     shut down here. Without an explicit provider the global one counts, also when it is set later.
 
     Attributes:
+        options: What the user chose.
+        span_groups: Groups of spans that are drawn.
         meter_provider: Where gauges go; None for the global provider.
     """
 
     def __init__(
         self,
+        options: Options,
         *,
         tracer_provider: trace.TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         logger_provider: LoggerProvider | None = None,
     ) -> None:
+        self.options = options
+        self.span_groups = frozenset(options.span_groups or ())
         self.meter_provider = meter_provider
         self._logger_provider = logger_provider
         self._tracer = trace.get_tracer(
             semconv.SCOPE, __version__, tracer_provider, semconv.SCHEMA_URL
         )
+        self._voice: Voice | None = None
+        self._process_attributes: dict[str, AttributeValue] = {}
         # Identity of the exception that was logged last: it passes several spans on its way out
         # and is one event. An identity, not the object, whose traceback holds frames alive.
         self._logged_exception: int | None = None
@@ -78,19 +99,74 @@ class Telemetry:
             semconv.SCOPE, __version__, self._logger_provider, semconv.SCHEMA_URL
         )
 
+    @property
+    def voice(self) -> Voice:
+        """What this process says, by the process policy.
+
+        Undecided before a JAX backend exists: nobody knows which process this is then, and asking
+        would create one.
+        """
+        if self._voice is None:
+            from ._process import process_index
+
+            index = process_index()
+            if index is None:
+                return Voice.UNDECIDED
+            policy = self.options.processes
+            if index == 0 or policy == "all":
+                self._voice = Voice.ALL
+            else:
+                self._voice = Voice.ERRORS if policy == "errors" else Voice.NOTHING
+            if policy != "zero":
+                self._process_attributes = {semconv.PROCESS_INDEX: index}
+        return self._voice
+
+    @property
+    def process_attributes(self) -> dict[str, AttributeValue]:
+        """What tells this process from the others, where more than one may speak."""
+        return self._process_attributes
+
     def start_span(
         self,
         name: str,
-        attributes: Mapping[str, AttributeValue],
         *,
         context: otel_context.Context | None = None,
         links: Sequence[Link] = (),
         start_time: int | None = None,
     ) -> Span:
         """Starts a span of kind INTERNAL; `start_time` in nanoseconds since the epoch."""
-        return self._tracer.start_span(
-            name, context, SpanKind.INTERNAL, attributes, links, start_time
-        )
+        return self._tracer.start_span(name, context, SpanKind.INTERNAL, None, links, start_time)
+
+    def log_event(
+        self,
+        name: str,
+        attributes: Mapping[str, AttributeValue],
+        *,
+        body: AnyValue = None,
+        span: Span | None = None,
+        context: otel_context.Context | None = None,
+        time_ns: int | None = None,
+    ) -> None:
+        """Emits an event at INFO, tied to `span`, else to `context`, else to what is current.
+
+        `time_ns` is nanoseconds since the epoch; None for now.
+        """
+        if self.voice in (Voice.ERRORS, Voice.NOTHING):
+            return
+        try:
+            from opentelemetry._logs import SeverityNumber
+
+            self.logger.emit(
+                event_name=name,
+                timestamp=time_ns or time.time_ns(),
+                severity_number=SeverityNumber.INFO,
+                severity_text="INFO",
+                body=body,
+                attributes={**attributes, **self._process_attributes},
+                context=context if span is None else trace.set_span_in_context(span),
+            )
+        except Exception:
+            report_failure(f"emitting {name}")
 
     def record_outcome(self, span: Span, exception: BaseException | None) -> None:
         """Sets status and attributes that tell how the call of a span ended.
@@ -115,9 +191,11 @@ class Telemetry:
 
         self.logger.emit(
             event_name=semconv.EXCEPTION,
+            timestamp=time.time_ns(),
             severity_number=SeverityNumber.ERROR,
             severity_text="ERROR",
             exception=exception,
+            attributes=self._process_attributes,
             context=trace.set_span_in_context(span),
         )
 
@@ -126,19 +204,54 @@ class SpanScope:
     """A span around a `with` block, current inside it and ended with the block's outcome.
 
     The block's exceptions pass unchanged. Failures of telemetry itself (a broken provider or span
-    processor) are logged once and the block runs without a span.
+    processor) are logged once and the block runs without a span. A process that says errors only
+    makes the span when the block has failed.
+
+    Args:
+        telemetry: What to emit through.
+        name: Span name.
+        attributes: Makes the attributes; called only for a span that is recorded.
+        context: Parent context; None for the current one.
+        links: Links of the span.
+        current: Whether the span is current inside the block.
+        start_time: Nanoseconds since the epoch; None for the beginning of the block.
     """
 
-    __slots__ = ("_current", "_span", "_telemetry", "_token")
+    __slots__ = (
+        *("_attributes", "_context", "_current", "_links", "_name", "_span", "_start"),
+        *("_telemetry", "_token"),
+    )
 
-    def __init__(self, telemetry: Telemetry, span: Span | None, *, current: bool = True) -> None:
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        name: str,
+        attributes: Callable[[], Mapping[str, AttributeValue]],
+        *,
+        context: otel_context.Context | None = None,
+        links: Sequence[Link] = (),
+        current: bool = True,
+        start_time: int | None = None,
+    ) -> None:
         self._telemetry = telemetry
-        self._span = span
+        self._name = name
+        self._attributes = attributes
+        self._context = context
+        self._links = links
         self._current = current
-        self._token: object | None = None
+        self._start = start_time
+        self._span: Span | None = None
+        self._token: Token[otel_context.Context] | None = None
 
     def __enter__(self) -> Span | None:
-        """Makes the span current."""
+        """Starts the span and makes it current."""
+        if self._telemetry.voice is Voice.ERRORS:
+            self._start = self._start or time.time_ns()
+            return None
+        try:
+            self._begin()
+        except Exception:
+            report_failure(f"starting {self._name}")
         if self._span is not None and self._current:
             self._token = otel_context.attach(trace.set_span_in_context(self._span))
         return self._span
@@ -151,17 +264,27 @@ class SpanScope:
     ) -> None:
         """Ends the span; never suppresses the exception."""
         if self._token is not None:
-            otel_context.detach(self._token)  # pyright: ignore[reportArgumentType]
-        if self._span is None:
-            return
+            otel_context.detach(self._token)
         try:
-            self._telemetry.record_outcome(self._span, exception)
+            errors_only = self._span is None and self._telemetry.voice is Voice.ERRORS
+            if errors_only and is_failure(exception):
+                self._begin()
+            if self._span is not None:
+                self._telemetry.record_outcome(self._span, exception)
         except Exception:
-            report_failure("ending a span")
+            report_failure(f"ending {self._name}")
         try:
-            self._span.end()
+            if self._span is not None:
+                self._span.end()
         except Exception:
-            report_failure("ending a span")
+            report_failure(f"ending {self._name}")
+
+    def _begin(self) -> None:
+        self._span = self._telemetry.start_span(
+            self._name, context=self._context, links=self._links, start_time=self._start
+        )
+        if self._span.is_recording():
+            self._span.set_attributes(self._attributes())
 
 
 _active: Telemetry | None = None
@@ -169,10 +292,11 @@ _reported: set[str] = set()
 
 
 def active() -> Telemetry | None:
-    """The telemetry to emit through now; None when uninstrumented or suppressed here."""
-    if _active is None or not is_instrumentation_enabled():
+    """The telemetry to emit through now; None when this process or this context is silent."""
+    telemetry = _active
+    if telemetry is None or not is_instrumentation_enabled():
         return None
-    return _active
+    return None if telemetry.voice is Voice.NOTHING else telemetry
 
 
 def activate(telemetry: Telemetry | None) -> None:
@@ -198,6 +322,13 @@ def _class_name(exception: BaseException) -> str:
     if cls.__module__ == "builtins":
         return cls.__qualname__
     return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def is_failure(exception: BaseException | None) -> bool:
+    """Whether a call that ended with this exception has failed; see `record_outcome`."""
+    return not (
+        exception is None or isinstance(exception, _END_OF_DATA) or _is_interrupt(exception)
+    )
 
 
 def _is_interrupt(exception: BaseException) -> bool:

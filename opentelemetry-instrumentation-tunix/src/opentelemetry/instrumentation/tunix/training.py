@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 import wrapt
 from opentelemetry.util.types import AttributeValue
 
-from . import context, semconv
+from . import context, facts, metrics, semconv
 from .patching import Call
 from .telemetry import active, report_failure
 
 
 def train(call: Call) -> Any:
     """Any `train` of a trainer or learner: the run, where it is the outermost."""
-    attributes: dict[str, AttributeValue] = {}
-    library = call.telemetry.library
-    if library is not None:
-        attributes[semconv.LIBRARY_NAME] = library.name
-        attributes[semconv.LIBRARY_VERSION] = library.version
-    with context.run(call.telemetry, attributes):
+    telemetry = call.telemetry
+    with context.run(
+        telemetry,
+        lambda: facts.of_run(call.instance, telemetry.library),
+        lambda: metrics.end_run(telemetry),
+    ):
         return call.proceed()
 
 
@@ -69,8 +69,9 @@ class TrainStep(_Proxy):
         telemetry = active()
         if telemetry is None:
             return self.__wrapped__(*args, **kwargs)
-        attributes = _step_attributes(self._self_trainer)
-        with context.step_span(telemetry, semconv.MODEL_TRAIN, attributes):
+        trainer = self._self_trainer
+        _note_batch_shape(args)
+        with context.step_span(telemetry, semconv.MODEL_TRAIN, lambda: _step_attributes(trainer)):
             return self.__wrapped__(*args, **kwargs)
 
     def __copy__(self) -> Any:
@@ -88,7 +89,8 @@ class TrainStep(_Proxy):
 
 def run_eval(call: Call) -> Any:
     """`PeftTrainer._run_eval`: it ends with reading the loss, so its span covers the device too."""
-    with context.span(call.telemetry, semconv.MODEL_EVAL, _updates_done(call.instance)):
+    trainer = call.instance
+    with context.span(call.telemetry, semconv.MODEL_EVAL, lambda: _updates_done(trainer)):
         return call.proceed()
 
 
@@ -106,31 +108,41 @@ def save_checkpoint(call: Call) -> Any:
 
 
 def _checkpoint_span(call: Call, start: int, error: BaseException | None) -> None:
-    attributes: dict[str, AttributeValue] = {}
-    try:
-        attributes[semconv.TRAINING_STEP] = int(call.args[0] if call.args else call.kwargs["step"])
-    except Exception:
-        report_failure("reading the step of a checkpoint")
-    scope = context.span(call.telemetry, semconv.CHECKPOINT_SAVE, attributes, start_time=start)
+    scope = context.span(
+        call.telemetry, semconv.CHECKPOINT_SAVE, lambda: _saved_step(call), start_time=start
+    )
     scope.__enter__()
     scope.__exit__(None if error is None else type(error), error, None)
 
 
+def _saved_step(call: Call) -> dict[str, AttributeValue]:
+    step = call.args[0] if call.args else call.kwargs["step"]
+    return {semconv.TRAINING_STEP: int(step)}
+
+
 def _step_attributes(trainer: Any) -> dict[str, AttributeValue]:
-    # The call returns while the device still works.
-    attributes: dict[str, AttributeValue] = {semconv.HOST_ONLY: True}
-    try:
-        accumulation = trainer.config.get_with_default("gradient_accumulation_steps", 1)
-        attributes[semconv.TRAINING_STEP] = int(trainer.train_steps) + 1
-        attributes[semconv.TRAINING_MICRO_STEP] = int(trainer.iter_steps) % int(accumulation) + 1
-    except Exception:
-        report_failure("reading the step of a trainer")
-    return attributes
+    accumulation = trainer.config.get_with_default("gradient_accumulation_steps", 1)
+    return {
+        semconv.TRAINING_STEP: int(trainer.train_steps) + 1,
+        semconv.TRAINING_MICRO_STEP: int(trainer.iter_steps) % int(accumulation) + 1,
+        # The call returns while the device still works.
+        semconv.HOST_ONLY: True,
+    }
 
 
 def _updates_done(trainer: Any) -> dict[str, AttributeValue]:
+    return {semconv.TRAINING_STEP: int(trainer.train_steps)}
+
+
+def _note_batch_shape(args: tuple[Any, ...]) -> None:
+    """Tells the run the shape of its first batch, the last argument in every release."""
+    run = context.current_run()
+    if run is None or run.batch_shape is not None:
+        return
+    run.batch_shape = ()
     try:
-        return {semconv.TRAINING_STEP: int(trainer.train_steps)}
+        run.batch_shape = facts.batch_shape(args[-1])
+        if run.span is not None and run.batch_shape:
+            run.span.set_attribute(semconv.RUN_BATCH_SHAPE, run.batch_shape)
     except Exception:
-        report_failure("reading the step of a trainer")
-        return {}
+        report_failure("reading the shape of a batch")

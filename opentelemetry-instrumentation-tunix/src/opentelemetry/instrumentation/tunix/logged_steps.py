@@ -1,0 +1,132 @@
+"""The stream of one logger: its gauges, and an event for each complete step."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any, Final
+
+from opentelemetry._logs import get_logger_provider
+
+from . import _process, semconv
+from ._gauges import GaugeStream, Logged
+from .context import current_run
+from .step_events import Step, StepCollector
+from .telemetry import Telemetry, Voice
+
+_UNDECIDED_STEPS: Final = 4096
+
+
+class LoggedSteps:
+    """Values of one logger on their way to gauges and step events.
+
+    Complete steps are queued while the stream holds its lock and emitted when it does not: a
+    log processor may run anything. One thread sends at a time, so events keep their order.
+
+    Args:
+        telemetry: What to emit through.
+        gauges: Whether gauges are set; step events do not depend on it.
+    """
+
+    def __init__(self, telemetry: Telemetry, *, gauges: bool) -> None:
+        library = telemetry.library
+        self._telemetry = telemetry
+        self._seen: object = None
+        # Steps wait here until it is known whether this process speaks.
+        self._complete: deque[Step] = deque(maxlen=_UNDECIDED_STEPS)
+        self._stream = GaugeStream(
+            "" if library is None else library.version,
+            meter_provider=telemetry.meter_provider,
+            all_processes=telemetry.options.processes == "all",
+            enabled=gauges,
+            observe=self._observe if telemetry.options.step_events else None,
+        )
+        self._start()
+        _process.register(self)
+
+    def _start(self) -> None:
+        self._collector = StepCollector(self._complete.append)
+        self._collecting = threading.Lock()
+        self._sending = threading.Lock()
+
+    def log(self, prefix: Any, name: Any, value: Any, mode: Any, step: Any) -> None:
+        """Takes one value; never waits and never raises."""
+        self._stream.log(prefix, name, value, mode, step)
+        if self._complete:
+            self._send()
+
+    def flush(self) -> None:
+        """Completes the open steps with what is known; waits for nothing."""
+        with self._collecting:
+            self._collector.flush()
+        self._send()
+        if not self._complete:
+            _process.release(self, self)
+
+    def finish(self) -> None:
+        """Completes the open steps once their values are known."""
+        self._stream.finish()
+        self.flush()
+        if self._complete and _process.last_process_index() == 0:
+            self._send(decided=True)
+
+    def after_fork_in_child(self) -> None:
+        """Forgets what the parent will emit."""
+        self._complete.clear()
+        self._start()
+
+    def _observe(self, logged: Logged) -> None:
+        if logged.number is None or logged.step is None:
+            return
+        provider = get_logger_provider()
+        if provider is not self._seen:
+            # A provider registers its shutdown when it is made; what is open goes out before.
+            self._seen = provider
+            _process.finish_before_the_rest()
+        _process.hold(self, self)
+        series = logged.series
+        with self._collecting:
+            self._collector.add(
+                series.prefix,
+                series.mode,
+                series.name,
+                series.gauge_name,
+                logged.step,
+                logged.number,
+                logged.thread,
+                logged.context,
+            )
+
+    def _send(self, *, decided: bool = False) -> None:
+        if not decided and self._telemetry.voice is Voice.UNDECIDED:
+            return
+        # Whoever finds a sender at work leaves the rest to it; looked at again after the lock is
+        # free, because a step may have come just before.
+        while self._complete and self._sending.acquire(blocking=False):
+            try:
+                while self._complete:
+                    self._emit(self._complete.popleft())
+            finally:
+                self._sending.release()
+
+    def _emit(self, step: Step) -> None:
+        attributes: dict[str, Any] = {
+            semconv.TRAINING_STEP: step.step,
+            semconv.TRAINING_MODE: step.mode,
+        }
+        if step.prefix:
+            attributes[semconv.METRICS_PREFIX] = step.prefix
+        run = current_run()
+        if run is not None:
+            attributes[semconv.RUN_ID] = run.id
+        if step.nonfinite:
+            attributes[semconv.NONFINITE] = step.nonfinite
+        if step.late:
+            attributes[semconv.LATE] = True
+        self._telemetry.log_event(
+            semconv.STEP_COMPLETED,
+            attributes,
+            body=step.values,
+            context=step.context,
+            time_ns=step.time_ns,
+        )
