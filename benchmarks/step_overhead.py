@@ -9,14 +9,18 @@ and records go through batch processors to exporters that discard them.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from opentelemetry.instrumentation import tunix
 from opentelemetry.instrumentation.tunix import TunixInstrumentor
+from opentelemetry.instrumentation.tunix.targets import TARGETS
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import (
     BatchLogRecordProcessor,
@@ -47,7 +51,7 @@ class _Discard(SpanExporter, LogRecordExporter):
 
     def shutdown(self) -> None: ...
 
-    def force_flush(self, timeout_millis: int = 0) -> bool:
+    def force_flush(self, *_: Any, **__: Any) -> bool:
         return True
 
 
@@ -83,7 +87,7 @@ class _Loop:
                 yield self._batch
 
         self._run.train(data())
-        return [(b[0] - a[0], b[1] - a[1]) for a, b in zip(marks[1:], marks[2:], strict=False)]
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(marks[1:])]
 
 
 def main() -> int:
@@ -93,16 +97,10 @@ def main() -> int:
         1 when an arm adds more than its limit, else 0.
     """
     off, on = _providers(ALWAYS_OFF), _providers(ALWAYS_ON)
-    groups = ("train",)
     arms: dict[str, dict[str, Any] | None] = {
         "uninstrumented": None,
         "control": None,
-        # Groups and events off: what is left is the span that the sampler drops, and the gauges.
-        "sampled out, span alone": {
-            "tracer_provider": off["tracer_provider"],
-            "span_groups": groups,
-            "step_events": False,
-        },
+        "sampled out, span alone": off,
         "recorded": on,
     }
     loop = _Loop()
@@ -111,8 +109,11 @@ def main() -> int:
     instrumentor = TunixInstrumentor()
     for _ in range(ROUNDS):
         for name, arguments in arms.items():
+            span_alone = [t for t in TARGETS if t.method in ("train", "jit_train_and_eval_step")]
+            targets = span_alone if name.endswith("span alone") else TARGETS
             if arguments is not None:
-                instrumentor.instrument(**arguments)
+                with mock.patch.object(tunix, "TARGETS", targets):
+                    instrumentor.instrument(**arguments)
             times[name] += loop.block()
             if arguments is not None:
                 instrumentor.uninstrument()

@@ -99,7 +99,7 @@ def check(receiver: Receiver, runs: int = 1) -> None:
         and log.attributes["tunix.training.mode"] == "train"
         and "tunix.training.loss" in log.body
     )
-    assert steps == {step: runs for step in range(1, UPDATES + 1)}
+    assert steps == dict.fromkeys(range(1, UPDATES + 1), runs)
 
 
 def test_under_opentelemetry_instrument(
