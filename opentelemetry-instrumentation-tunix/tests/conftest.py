@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from opentelemetry.instrumentation.tunix import TunixInstrumentor, library, telemetry
+from opentelemetry.instrumentation.tunix import TunixInstrumentor, library, metrics, telemetry
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
@@ -74,6 +74,7 @@ class Collected:
 
     def gauges(self) -> dict[tuple[str, frozenset[tuple[str, object]]], float]:
         """Value of every data point now, by metric name and attributes."""
+        self._tick()
         data = self._reader.get_metrics_data()
         return {
             (metric.name, frozenset(point.attributes.items())): point.value
@@ -85,8 +86,14 @@ class Collected:
 
     def metric_scopes(self) -> list[Any]:
         """Instrumentation scopes that metrics came from."""
+        self._tick()
         data = self._reader.get_metrics_data()
         return [scope.scope for r in data.resource_metrics for scope in r.scope_metrics]
+
+    def _tick(self) -> None:
+        # What the ticker's thread does a moment later.
+        for _, steps in list(metrics._streams.values()):
+            steps.tick()
 
     def clear(self) -> None:
         """Forgets spans and log records."""

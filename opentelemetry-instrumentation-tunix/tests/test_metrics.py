@@ -235,7 +235,7 @@ def test_errors_of_other_processes_are_seen_where_the_policy_says_so(
     assert event.event_name == semconv.EXCEPTION
 
 
-def test_no_log_record_above_info(
+def test_a_healthy_logger_makes_no_noise(
     instrumented: Collected, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No log record of ours at any level."""

@@ -36,7 +36,7 @@ from opentelemetry.instrumentation.instrumentor import (  # pyright: ignore[repo
     BaseInstrumentor,
 )
 
-from . import library, patching, telemetry
+from . import library, metrics, patching, telemetry
 from .config import Options
 from .targets import TARGETS
 from .version import __version__
@@ -70,5 +70,7 @@ class TunixInstrumentor(BaseInstrumentor):
             telemetry.report_failure("instrumenting Tunix")
 
     def _uninstrument(self, **_: Any) -> None:
-        telemetry.activate(None)
         patching.restore()
+        stopped = telemetry.activate(None)
+        if stopped is not None:
+            metrics.stop(stopped)

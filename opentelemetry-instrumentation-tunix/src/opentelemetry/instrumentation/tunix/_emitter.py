@@ -11,62 +11,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from opentelemetry import metrics
 from opentelemetry.metrics import MeterProvider
 
 from . import _instruments as names
 from . import _process
-
-if TYPE_CHECKING:
-    from ._gauges import Store
+from ._series import Group, Series, Store, utf8
 
 _MAX_ACTIONS: Final = 1024
 _INT64: Final = range(-(2**63), 2**63)
-
-
-class Group:
-    """A (prefix, mode): its values share a step gauge and are emitted in log order."""
-
-    __slots__ = ("attributes", "gauge", "mode", "prefix", "queue")
-
-    def __init__(self, prefix: str, mode: str) -> None:
-        self.prefix = prefix
-        self.mode = mode
-        self.attributes: dict[str, Any] = {}
-        self.gauge: metrics._Gauge | None = None
-        self.queue: deque[Any] = deque()
-
-
-class Series:
-    """A (prefix, name, mode).
-
-    Attributes:
-        prefix: The metrics prefix, "" for none.
-        name: The key as it was logged.
-        mode: "train", "eval" or what else was logged.
-        gauge_name: The instrument's name.
-        store: What the stream's `keep` returned for this series, if there is one.
-        unresolved: How many logged values are not in the store yet.
-    """
-
-    __slots__ = (
-        *("attributes", "count_attributes", "gauge", "gauge_name", "group", "mode", "name"),
-        *("prefix", "store", "unresolved"),
-    )
-
-    def __init__(self, group: Group, name: str) -> None:
-        self.group = group
-        self.prefix = group.prefix
-        self.name = name
-        self.mode = group.mode
-        self.gauge_name = names.gauge_name(name)
-        self.attributes: dict[str, Any] = {}
-        self.count_attributes: dict[str, Any] = {}
-        self.gauge: metrics._Gauge | None = None
-        self.store: Store | None = None
-        self.unresolved = 0
 
 
 class Emitter:
@@ -76,8 +31,10 @@ class Emitter:
     do actions given to `defer`; all are settled as soon as it is known.
 
     Attributes:
-        quiet: Whether `publish` would do nothing, whatever it is given.
+        quiet: Whether a number needs nothing but its store: there is nothing to emit to, nobody
+            watches (`watched`), and no earlier value waits.
         index: The process index, once it is known.
+        seen: The global provider that `follow_provider` found.
     """
 
     def __init__(
@@ -90,6 +47,8 @@ class Emitter:
         *,
         enabled: bool,
         all_processes: bool,
+        watched: bool,
+        paced: bool,
     ) -> None:
         self._owner = owner
         self._due = due
@@ -98,15 +57,18 @@ class Emitter:
         self._attributes = dict(attributes)
         self._all_processes = all_processes
         self._allowed: bool | None = None if enabled else False
+        self._watched = watched
+        self._paced = paced
+        self._values_wait = False
         self._closed = False
-        self._seen: object = self  # no provider is this: the first call looks for one
         self._instruments: names.Instruments | None = None
         self._groups: dict[tuple[str, str], Group] = {}
         self._series: dict[tuple[str, str, str], Series] = {}
         self._deferred: dict[Series, tuple[int | None, float | None, int]] = {}
         self._actions: deque[Callable[[bool], None]] = deque(maxlen=_MAX_ACTIONS)
         self.index: int | None = None
-        self.quiet = not enabled
+        self.seen: object = self  # no provider is this: the first value looks for one
+        self.quiet = False
 
     # Series -------------------------------------------------------------------------------------
 
@@ -120,12 +82,12 @@ class Emitter:
         """The series, if anything was logged to it."""
         return self._series.get((prefix, name, mode))
 
-    def add(self, prefix: str, name: str, mode: str) -> Series:
+    def add(self, prefix: str, name: str, mode: str, keep: Callable[[Series], Store]) -> Series:
         """Makes a series."""
         group = self._groups.get((prefix, mode))
         if group is None:
             group = self._groups[prefix, mode] = Group(prefix, mode)
-        series = self._series[prefix, name, mode] = Series(group, name)
+        series = self._series[prefix, name, mode] = Series(group, name, keep)
         self._label(series)
         return series
 
@@ -143,18 +105,18 @@ class Emitter:
     # Provider -----------------------------------------------------------------------------------
 
     def follow_provider(self) -> None:
-        """Notices that the global provider has been set; cheap when nothing has changed."""
-        if names.peek_provider() is self._seen:
-            return
+        """Turns to the global provider that is set now, unless the stream has its own."""
         provider = self._provider or metrics.get_meter_provider()
-        self._seen = names.peek_provider()
-        instruments = names.instruments_of(provider, self._version)
-        if instruments is not self._instruments:
-            self._instruments = instruments
-            for series in self._series.values():
-                series.gauge = series.group.gauge = None
-            _process.finish_before_the_rest()
-        self._refresh()
+        self.seen = names.api._METER_PROVIDER
+        before, self._instruments = self._instruments, None
+        try:
+            self._instruments = names.instruments_of(provider, self._version)
+        finally:
+            if self._instruments is not before:
+                for series in self._series.values():
+                    series.gauge = series.group.gauge = None
+                _process.finish_before_the_rest()
+            self._refresh()
 
     # Emission -----------------------------------------------------------------------------------
 
@@ -163,9 +125,9 @@ class Emitter:
         allowed = self.allowed()
         if self._closed or self._instruments is None:
             return
-        if allowed:
+        if allowed and not self._paced:
             self._emit(self._instruments, series, step, number, int(not math.isfinite(number)))
-        elif allowed is None:
+        elif allowed is not False:
             self._wait(series, step, number)
 
     def _emit(
@@ -188,6 +150,15 @@ class Emitter:
                 group.gauge = instruments.gauge(names.STEP)
             group.gauge.set(step, group.attributes)
 
+    def emit_waiting(self) -> None:
+        """Sets the gauges that wait, where this process may."""
+        if self._deferred and self.allowed() and self._instruments is not None:
+            deferred, self._deferred = self._deferred, {}
+            if not self._actions:
+                _process.release(self._owner, self)
+            for series, waiting in deferred.items():
+                self._emit(self._instruments, series, *waiting)
+
     def _wait(self, series: Series, step: int | None, number: float) -> None:
         # Taken out and put in again: what was logged last goes out last, with its step.
         _, last, nonfinite = self._deferred.pop(series, (None, None, 0))
@@ -195,7 +166,8 @@ class Emitter:
             self._deferred[series] = (step, number, nonfinite)
         else:
             self._deferred[series] = (step, last, nonfinite + 1)
-        _process.hold(self._owner, self)
+        if len(self._deferred) == 1:
+            _process.hold(self._owner, self)
 
     # Policy -------------------------------------------------------------------------------------
 
@@ -219,6 +191,7 @@ class Emitter:
 
     def settle_last(self) -> None:
         """Emits what waits: nothing more will be known about this process."""
+        self.emit_waiting()
         if self._allowed is None and (self._deferred or self._actions):
             index = _process.last_process_index()
             if index is None:
@@ -257,11 +230,13 @@ class Emitter:
         self._refresh()
         _process.release(self._owner, self)
 
+    def set_waiting(self, waiting: bool) -> None:
+        """Whether values wait in the stream's queues."""
+        if waiting is not self._values_wait:
+            self._values_wait = waiting
+            self._refresh()
+
     def _refresh(self) -> None:
         no_gauges = self._closed or self._instruments is None
-        self.quiet = self._allowed is False or (no_gauges and not self._actions)
-
-
-def utf8(text: str) -> str:
-    """`text` with lone surrogates written out: one of them would cost the whole OTLP batch."""
-    return text.encode("utf-8", "backslashreplace").decode()
+        silent = self._allowed is False or (no_gauges and not self._actions)
+        self.quiet = silent and not self._values_wait and not self._watched

@@ -11,18 +11,19 @@ import contextlib
 import enum
 import logging
 import math
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from opentelemetry import context as otel_context
-from opentelemetry.context import Context
 from opentelemetry.metrics import MeterProvider
 
 from . import _process
-from ._emitter import Emitter, Group, Series
+from ._emitter import Emitter
+from ._instruments import api
 from ._scalars import (
     NOTHING,
     DeviceValue,
@@ -34,6 +35,7 @@ from ._scalars import (
     read,
     read_step,
 )
+from ._series import Entry, Group, Logged, Series, Store, keep_nothing, text_of
 
 _log = logging.getLogger(__name__)
 
@@ -48,64 +50,6 @@ _GIVEN_UP: Final = Other(
 )
 
 
-class Store(Protocol):
-    """Where the values of one series are kept, in log order, as soon as each is known."""
-
-    def add(self, number: float) -> None:
-        """Keeps a number that float64 holds, NaN and infinities included."""
-        ...
-
-    def add_object(self, kept: object, number: float | None) -> None:
-        """Keeps anything else; `number` stands for it in a mean, None leaves it out."""
-        ...
-
-
-class Logged(NamedTuple):
-    """One logged value, resolved.
-
-    Attributes:
-        series: Where it belongs: prefix, name, mode and gauge name.
-        step: The step; None where what was passed is no whole number.
-        kept: The value on the host; for a number that float64 holds, `number` itself.
-        number: What a gauge would show, NaN and infinities included; None for what is no number.
-        thread: `threading.get_ident()` of the call that logged it.
-        context: The OpenTelemetry context of that call.
-    """
-
-    series: Series
-    step: int | None
-    kept: object
-    number: float | None
-    thread: int
-    context: Context
-
-
-class _Entry:
-    """A value that waits: for the device, or for what was logged before it."""
-
-    __slots__ = ("context", "series", "step", "stored", "thread", "value")
-
-    def __init__(
-        self, series: Series, value: Value, step: int | DeviceValue | Ratio | None
-    ) -> None:
-        self.series = series
-        self.value = value
-        self.step = step
-        self.stored = False
-        self.thread = threading.get_ident()
-        self.context = otel_context.get_current()
-
-    def ready(self) -> bool:
-        return all(part.ready() for part in self._on_device())
-
-    def wait(self) -> None:
-        for part in self._on_device():
-            part.wait()
-
-    def _on_device(self) -> list[DeviceValue | Ratio]:
-        return [part for part in (self.value, self.step) if isinstance(part, DeviceValue | Ratio)]
-
-
 class GaugeStream:
     """Logged values on their way to gauges.
 
@@ -117,8 +61,8 @@ class GaugeStream:
       series in log order as soon as it is known, on every process, also while nothing is emitted.
     * `observe` gets every value as a `Logged`, in log order within (prefix, mode), on every process
       and whether or not a provider is set, just before the gauges are set.
-    * Both are called with the stream's lock held, by whichever thread resolved the value: they
-      have to be quick and must not wait for another thread.
+    * Both are called by whichever thread resolved the value, with the stream's lock held except
+      for `Store.add`: they have to be quick and must not wait for another thread.
     * Gauges are set in the order of `observe`: the value, then the step gauge. A finite number goes
       to its gauge, any other counts on `tunix.training.nonfinite`.
     * Only process 0 emits unless `all_processes`; while no JAX backend exists, the last value of
@@ -132,6 +76,8 @@ class GaugeStream:
         attributes: Added to every measurement; the stream's own win.
         all_processes: Whether every process emits, with `tunix.jax.process.index`.
         enabled: False emits nothing; `keep` and `observe` work.
+        paced: Whether gauges wait for `emit_waiting`, which sets the last value of each series;
+            `observe` is not delayed.
         keep: Makes the store of a series.
         observe: Sees every value.
     """
@@ -144,6 +90,7 @@ class GaugeStream:
         attributes: Mapping[str, Any] | None = None,
         all_processes: bool = False,
         enabled: bool = True,
+        paced: bool = False,
         keep: Callable[[Series], Store] | None = None,
         observe: Callable[[Logged], None] | None = None,
     ) -> None:
@@ -159,8 +106,10 @@ class GaugeStream:
             attributes or {},
             enabled=enabled,
             all_processes=all_processes,
+            watched=observe is not None or not _GIL,
+            paced=paced,
         )
-        self._keep = keep
+        self._keep = keep or keep_nothing
         self._observe = observe
         self._index: dict[Any, Series] = {}
         self._waiting: dict[Group, None] = {}
@@ -181,19 +130,21 @@ class GaugeStream:
             step: What is no whole number within int64 leaves the step gauge alone.
         """
         try:
-            series = self.series_of(prefix, name, mode)
-            if series is None:
-                return
+            try:
+                series = self._index[prefix, name, mode]
+            except (KeyError, TypeError):  # new, or not hashable
+                series = self.series_of(prefix, name, mode)
+                if series is None:
+                    self._run_due()
+                    return
             result = value if type(value) is float else read(value)
+            emitter = self._emitter
+            if type(result) is float and emitter.quiet and api._METER_PROVIDER is emitter.seen:
+                # Nothing to emit, nothing to keep in order: no lock, which would be half the cost.
+                series.store.add(result)
+                return
             with self._lock:
-                self._emitter.follow_provider()
-                if self._waiting or type(result) is not float or type(step) is not int:
-                    self._take(series, result, step)
-                else:
-                    if series.store is not None:
-                        series.store.add(result)
-                    if not self._emitter.quiet or self._observe is not None:
-                        self._pass_on(series, result, step, threading.get_ident())
+                self._take(series, result, step)
         except Exception as error:
             self._note("log", type(error).__name__, f"A value was not logged: {error!r}")
         if self._due:
@@ -201,28 +152,32 @@ class GaugeStream:
 
     def series_of(self, prefix: Any, name: Any, mode: Any) -> Series | None:
         """The series, made if there is none yet; None where the limit of series is reached."""
-        try:
-            return self._index[prefix, name, mode]
-        except (KeyError, TypeError):  # new, or not hashable
-            pass
-        key = (_text(prefix), _text(name), _text(mode))
+        key = (text_of(prefix), text_of(name), text_of(mode))
         with self._lock:
             series = self._emitter.find(*key)
             if series is None:
                 if len(self._emitter) >= MAX_SERIES:
                     self._note("series", "", _TOO_MANY.format(key[1]))
                     return None
-                series = self._emitter.add(*key)
-                if self._keep is not None:
-                    series.store = self._keep(series)
+                series = self._emitter.add(*key, self._keep)
             if all(isinstance(part, str | enum.Enum | None) for part in (prefix, name, mode)):
                 self._index[prefix, name, mode] = series
             return series
 
     def _take(self, series: Series, value: Value, step: Any) -> None:
-        """The long way of a value: it waits, or others do, or it is not a plain number."""
+        emitter = self._emitter
+        if api._METER_PROVIDER is not emitter.seen:
+            try:
+                emitter.follow_provider()
+            except Exception as error:
+                self._note("provider", "", f"The meter provider cannot be used: {error!r}")
+        if type(value) is float and type(step) is int and not self._waiting:
+            series.store.add(value)
+            if not emitter.quiet:
+                self._pass_on(series, value, step, threading.get_ident())
+            return
         self._drain()
-        entry = _Entry(series, value, read_step(step))
+        entry = Entry(series, value, read_step(step))
         series.unresolved += 1
         if series.unresolved == 1 and not isinstance(value, DeviceValue | Ratio):
             self._store(entry, value)
@@ -237,10 +192,11 @@ class GaugeStream:
             _process.hold(self, self)
             _process.finish_before_the_rest()
         self._waiting[series.group] = None
+        emitter.set_waiting(True)
 
     def _drain(self) -> None:
         """Emits what is ready, as far as log order allows; never waits."""
-        if self._draining:  # an exporter or a log handler called back
+        if not self._waiting or self._draining:  # the latter: a provider or handler called back
             return
         self._draining = True
         try:
@@ -251,10 +207,11 @@ class GaugeStream:
                     del self._waiting[group]
             if not self._waiting:
                 _process.release(self, self)
+                self._emitter.set_waiting(False)
         finally:
             self._draining = False
 
-    def _give_up(self, queue: deque[_Entry]) -> None:
+    def _give_up(self, queue: deque[Entry]) -> None:
         oldest = queue.popleft()
         if isinstance(oldest.value, DeviceValue | Ratio):
             oldest.value = _GIVEN_UP
@@ -262,27 +219,25 @@ class GaugeStream:
             oldest.step = None
         self._complete(oldest)
 
-    def _resolve(self, entry: _Entry) -> float | int | Other:
+    def _resolve(self, entry: Entry) -> float | int | Other:
         if isinstance(entry.value, DeviceValue | Ratio):
             entry.value = entry.value.read()  # and the device array is let go
         self._store(entry, entry.value)
         return entry.value
 
-    def _store(self, entry: _Entry, value: float | int | Other) -> None:
+    def _store(self, entry: Entry, value: float | int | Other) -> None:
         if entry.stored:
             return
         entry.stored = True
         series = entry.series
         series.unresolved -= 1
         kept = value.kept if isinstance(value, Other) else value
-        if series.store is None or kept is NOTHING:
-            return
         if isinstance(kept, float):
             series.store.add(kept)
-        else:
+        elif kept is not NOTHING:
             series.store.add_object(kept, as_number(value))
 
-    def _complete(self, entry: _Entry) -> None:
+    def _complete(self, entry: Entry) -> None:
         value = self._resolve(entry)
         step = entry.step
         if isinstance(step, DeviceValue | Ratio):
@@ -327,9 +282,17 @@ class GaugeStream:
         if self._due:
             self._run_due()
 
+    def emit_waiting(self) -> None:
+        """Takes in what the device has finished and sets the gauges that wait; any thread may."""
+        with self._lock:
+            self._drain()
+            self._emitter.emit_waiting()
+        if self._due:
+            self._run_due()
+
     def find(self, prefix: Any, name: Any, mode: Any) -> Series | None:
         """The series, if anything was logged to it."""
-        return self._emitter.find(_text(prefix), _text(name), _text(mode))
+        return self._emitter.find(text_of(prefix), text_of(name), text_of(mode))
 
     def settle(self, series: Series | None = None) -> None:
         """Waits for the device until every value logged so far is in its store.
@@ -339,6 +302,8 @@ class GaugeStream:
         """
         while True:
             with self._lock:
+                if self._draining:  # called from inside an emission: what waits here waits for us
+                    return
                 self._drain()
                 entry = self._first_unresolved(series)
             if entry is None:
@@ -347,7 +312,7 @@ class GaugeStream:
         if self._due:
             self._run_due()
 
-    def _first_unresolved(self, series: Series | None) -> _Entry | None:
+    def _first_unresolved(self, series: Series | None) -> Entry | None:
         """The next entry to wait for; entries of `series` are resolved on the way."""
         if series is None:
             return next((group.queue[0] for group in self._waiting), None)
@@ -401,9 +366,15 @@ class GaugeStream:
         """Falls silent in the child, keeping what is in the stores."""
         self._lock = threading.RLock()
         # Freeing a device array in the child may wait for a lock that nobody will release.
-        _leaked.append(tuple(self._waiting))
+        _leaked.append([group.queue for group in self._waiting])
+        for group in self._waiting:
+            group.queue = deque()
+        for series in self._emitter:
+            series.unresolved = 0
         self._waiting = {}
+        self._due.clear()
         self._draining = False
+        self._emitter.set_waiting(False)
         self._emitter.silence()
 
     # Warnings -----------------------------------------------------------------------------------
@@ -421,17 +392,10 @@ class GaugeStream:
                 self._due.popleft()()
 
 
+_GIL: Final[bool] = getattr(sys, "_is_gil_enabled", lambda: True)()
 _leaked: list[object] = []
 _TOO_MANY: Final = (
     "{!r} and further new metrics are dropped: "
     f"{MAX_SERIES:,} distinct (prefix, name, mode) have been logged. Names must not contain ids."
 )
 _NOT_EMITTED: Final = "A value of {0!r} is not emitted: it is {1.reason}. Told once for this name."
-
-
-def _text(value: Any) -> str:
-    if type(value) is str:
-        return value
-    if isinstance(value, enum.Enum):
-        value = value.value
-    return "" if value is None else str(value)

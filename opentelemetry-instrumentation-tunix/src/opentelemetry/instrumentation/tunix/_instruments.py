@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Callable
-from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry import metrics
 from opentelemetry.metrics import (
@@ -119,7 +117,7 @@ def instruments_of(provider: MeterProvider, version: str) -> Instruments | None:
     Returns:
         None for the providers that the API itself brings, which drop everything. Instruments made
         through its stand-in for a provider that is set later would be created a second time on
-        that provider; a change of provider is noticed instead (`peek_provider`).
+        that provider; a change of provider is noticed instead (`api`).
     """
     if type(provider).__module__.startswith("opentelemetry.metrics."):
         return None
@@ -133,13 +131,18 @@ def instruments_of(provider: MeterProvider, version: str) -> Instruments | None:
         return versions[version]
 
 
-# The public function reads the environment at each call while no provider is set, ten times the
-# cost of everything else that a call of `log` does then. This only answers "still the same?".
-peek_provider: Callable[[], object] = (
-    partial(getattr, _internal, "_METER_PROVIDER")
-    if hasattr(_internal, "_METER_PROVIDER")
-    else metrics.get_meter_provider
-)
+class _PublicApi:
+    """Stands in where a future API keeps its global provider elsewhere."""
+
+    @property
+    def _METER_PROVIDER(self) -> MeterProvider:  # noqa: N802
+        return metrics.get_meter_provider()
+
+
+# `api._METER_PROVIDER` is the global provider, or None. The public function reads the environment
+# at each call while none is set, at ten times the cost of all that a call of `log` does then; this
+# only answers "is it still the same?".
+api: Any = _internal if hasattr(_internal, "_METER_PROVIDER") else _PublicApi()
 
 
 def reset_locks_in_child() -> None:

@@ -280,6 +280,9 @@ def _reader_for(cls: type) -> Callable[[Any], Value]:
 
 def _to_host(view: Any) -> Any:
     try:
+        # Asked for a copy even on the host's own device: NumPy would be lent the buffer itself
+        # there, and a deletion by another thread in that moment ends the process.
+        view.copy_to_host_async()
         return np.asarray(view)
     except Exception:
         if view.is_deleted():

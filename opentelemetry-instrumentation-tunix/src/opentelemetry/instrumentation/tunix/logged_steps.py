@@ -9,10 +9,12 @@ from typing import Any, Final
 from opentelemetry._logs import get_logger_provider
 
 from . import _process, semconv
-from ._gauges import GaugeStream, Logged
+from ._gauges import GaugeStream
+from ._series import Logged
 from .context import current_run
 from .step_events import Step, StepCollector
 from .telemetry import Telemetry, Voice
+from .ticker import TICKER
 
 _UNDECIDED_STEPS: Final = 4096
 
@@ -20,8 +22,12 @@ _UNDECIDED_STEPS: Final = 4096
 class LoggedSteps:
     """Values of one logger on their way to gauges and step events.
 
-    Complete steps are queued while the stream holds its lock and emitted when it does not: a
-    log processor may run anything. One thread sends at a time, so events keep their order.
+    The training thread only notes values; gauges are set and events emitted by the ticker, a
+    moment later, and at once at the end of a run, when the logger closes and at exit. Setting five
+    gauges and emitting an event in the loop would cost more than everything else together.
+
+    Complete steps are queued while the stream holds its lock and emitted when it does not: a log
+    processor may run anything. One thread sends at a time, so events keep their order.
 
     Args:
         telemetry: What to emit through.
@@ -32,6 +38,7 @@ class LoggedSteps:
         library = telemetry.library
         self._telemetry = telemetry
         self._seen: object = None
+        self._scheduled = False
         # Steps wait here until it is known whether this process speaks.
         self._complete: deque[Step] = deque(maxlen=_UNDECIDED_STEPS)
         self._stream = GaugeStream(
@@ -39,6 +46,7 @@ class LoggedSteps:
             meter_provider=telemetry.meter_provider,
             all_processes=telemetry.options.processes == "all",
             enabled=gauges,
+            paced=True,
             observe=self._observe if telemetry.options.step_events else None,
         )
         self._start()
@@ -52,11 +60,20 @@ class LoggedSteps:
     def log(self, prefix: Any, name: Any, value: Any, mode: Any, step: Any) -> None:
         """Takes one value; never waits and never raises."""
         self._stream.log(prefix, name, value, mode, step)
-        if self._complete:
-            self._send()
+        if not self._scheduled:
+            self._scheduled = True
+            TICKER.schedule(self.tick)
+
+    def tick(self) -> None:
+        """Emits what is known; waits for nothing."""
+        # First, so that a value which comes meanwhile is not forgotten.
+        self._scheduled = False
+        self._stream.emit_waiting()
+        self._send()
 
     def flush(self) -> None:
-        """Completes the open steps with what is known; waits for nothing."""
+        """Emits what is known and completes the open steps with it; waits for nothing."""
+        self._stream.emit_waiting()
         with self._collecting:
             self._collector.flush()
         self._send()
@@ -73,6 +90,7 @@ class LoggedSteps:
     def after_fork_in_child(self) -> None:
         """Forgets what the parent will emit."""
         self._complete.clear()
+        self._scheduled = False
         self._start()
 
     def _observe(self, logged: Logged) -> None:

@@ -50,11 +50,20 @@ def close(call: Call) -> Any:
     return result
 
 
-def end_run(telemetry: Telemetry) -> None:
+def flush(telemetry: Telemetry) -> None:
     """Completes the open steps of every logger; values still on a device make late events."""
     for owner, steps in list(_streams.values()):
         if owner is telemetry:
             steps.flush()
+
+
+def stop(telemetry: Telemetry) -> None:
+    """Emits what has been logged so far and ends the thread that would have."""
+    flush(telemetry)
+    if _streams:
+        from .ticker import TICKER
+
+        TICKER.stop()
 
 
 def _stream(call: Call) -> LoggedSteps:

@@ -299,10 +299,14 @@ def active() -> Telemetry | None:
     return None if telemetry.voice is Voice.NOTHING else telemetry
 
 
-def activate(telemetry: Telemetry | None) -> None:
-    """Makes `telemetry` the one that every wrapper uses; None silences them all."""
+def activate(telemetry: Telemetry | None) -> Telemetry | None:
+    """Makes `telemetry` the one that every wrapper uses, and returns the one before.
+
+    None silences all wrappers.
+    """
     global _active
-    _active = telemetry
+    before, _active = _active, telemetry
+    return before
 
 
 def report_failure(doing: str) -> None:

@@ -27,7 +27,7 @@ def train(call: Call) -> Any:
     with context.run(
         telemetry,
         lambda: facts.of_run(call.instance, telemetry.library),
-        lambda: metrics.end_run(telemetry),
+        lambda: metrics.flush(telemetry),
     ):
         return call.proceed()
 

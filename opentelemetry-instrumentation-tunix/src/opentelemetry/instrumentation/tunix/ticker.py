@@ -1,0 +1,83 @@
+# SPDX-FileCopyrightText: Copyright The tunix-opentelemetry Authors
+# SPDX-License-Identifier: Apache-2.0
+"""One thread that emits a moment later what a training thread has only noted."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from .telemetry import report_failure
+
+INTERVAL: Final = 0.1
+"""Seconds between something being scheduled and its call."""
+
+
+class Ticker:
+    """Calls each scheduled action once, some `INTERVAL` later, on a thread of its own.
+
+    The thread is started by the first `schedule` and sleeps without waking while nothing is
+    scheduled. A forked child starts one of its own when it schedules something itself.
+    """
+
+    def __init__(self) -> None:
+        self._reset()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._actions: list[Callable[[], None]] = []
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._stop = threading.Event()
+
+    def schedule(self, action: Callable[[], None]) -> None:
+        """Has `action` called soon; it must not wait, and what it raises is logged once."""
+        with self._lock:
+            self._actions.append(action)
+            if self._thread is None:
+                self._stop = threading.Event()
+                self._wake = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run,
+                    args=(self._wake, self._stop),
+                    name="tunix-telemetry",
+                    # It holds no process back; what waits at exit goes out by exit hooks.
+                    daemon=True,
+                )
+                # Threads in the middle of a JAX call when the interpreter ends abort the process.
+                atexit.unregister(self.stop)
+                atexit.register(self.stop)
+                self._thread.start()
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Ends the thread; what is scheduled is called by its owner, not here."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            self._actions.clear()
+            self._stop.set()
+            self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    def _run(self, wake: threading.Event, stop: threading.Event) -> None:
+        while True:
+            wake.wait()
+            if stop.wait(INTERVAL):
+                return
+            with self._lock:
+                wake.clear()
+                actions, self._actions = self._actions, []
+            for action in actions:
+                try:
+                    action()
+                except Exception:
+                    report_failure("emitting what was logged")
+
+
+TICKER: Final = Ticker()
