@@ -39,6 +39,7 @@ class LoggedSteps:
         self._telemetry = telemetry
         self._seen: object = None
         self._scheduled = False
+        self._held = False
         # Steps wait here until it is known whether this process speaks.
         self._complete: deque[Step] = deque(maxlen=_UNDECIDED_STEPS)
         self._stream = GaugeStream(
@@ -76,9 +77,11 @@ class LoggedSteps:
         self._stream.emit_waiting()
         with self._collecting:
             self._collector.flush()
-        self._send()
-        if not self._complete:
+            self._held = False
             _process.release(self, self)
+        self._send()
+        if self._complete:  # undecided still
+            _process.hold(self, self)
 
     def finish(self) -> None:
         """Completes the open steps once their values are known."""
@@ -91,6 +94,7 @@ class LoggedSteps:
         """Forgets what the parent will emit."""
         self._complete.clear()
         self._scheduled = False
+        self._held = False
         self._start()
 
     def _observe(self, logged: Logged) -> None:
@@ -101,7 +105,9 @@ class LoggedSteps:
             # A provider registers its shutdown when it is made; what is open goes out before.
             self._seen = provider
             _process.finish_before_the_rest()
-        _process.hold(self, self)
+        if not self._held:
+            self._held = True
+            _process.hold(self, self)
         series = logged.series
         with self._collecting:
             self._collector.add(

@@ -111,7 +111,9 @@ class StepCollector:
             thread: Identity of the thread that logged it.
             context: OpenTelemetry context of that call.
         """
-        series = self._series.setdefault((prefix, mode), _Series())
+        series = self._series.get((prefix, mode))
+        if series is None:
+            series = self._series[prefix, mode] = _Series()
         before = series.at.get(thread)
         if before is not None and before != step:
             self._leave(prefix, mode, series, thread, before)
