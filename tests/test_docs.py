@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shutil
@@ -29,14 +28,14 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def table(page: str, header: str) -> list[list[str]]:
-    """The rows of the table whose first line begins with `header`; cells without backticks."""
+    """The rows of the table whose first line begins with `header`."""
     lines = DOCS.joinpath(f"{page}.md").read_text("utf-8").splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith(f"| {header} |"))
     rows = []
     for line in lines[start + 2 :]:
         if not line.startswith("|"):
             break
-        rows.append([cell.strip().strip("`") for cell in line.strip("|").split("|")])
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
     return rows
 
 
@@ -87,7 +86,8 @@ def test_key_table_is_what_keys_become() -> None:
     """Gauge and unit of each key in the table."""
     rows = table("metrics-logger", "key")
     assert len(rows) > 5
-    for key, gauge, unit in rows:
+    for row in rows:
+        key, gauge, unit = (cell.strip("`") for cell in row)
         if key == "the step of each call":
             assert gauge == instruments.STEP
         else:
@@ -96,27 +96,26 @@ def test_key_table_is_what_keys_become() -> None:
 
 
 def value_rows() -> list[list[str]]:
-    """The table of values: cases that become the same share a row."""
-    from value_cases import NOT_KEPT, VALUE_CASES
+    """The table of values as the tests of the logger go through it."""
+    from value_cases import KINDS
 
-    rows: dict[tuple[str, str, str], list[str]] = {}
-    for case in VALUE_CASES:
-        if isinstance(case.kept, float):
-            number = "NaN" if case.warned else "itself"
-            kept = "float64" if math.isfinite(case.kept) else number
-        elif isinstance(case.kept, int):
-            kept = "the integer"
-        else:
-            kept = "nothing" if case.kept is NOT_KEPT else "itself, a copy on the host"
-        emitted = "counter" if case.counted else "nothing" if case.emitted is None else "gauge"
-        row = rows.setdefault((kept, emitted, "once" if case.warned else "no"), [])
-        row.append(case.name)
-    return [[", ".join(names), *row] for row, names in rows.items()]
+    return [
+        [
+            kind.values,
+            kind.kept,
+            kind.emitted or ("counter" if kind.counted else "nothing"),
+            "once" if kind.warned else "no",
+        ]
+        for kind in KINDS
+    ]
 
 
 def test_value_table_is_what_values_become() -> None:
-    """The documented table is the one that the tests of the logger go through."""
+    """Row by row, each with examples that the tests of the logger try."""
+    from value_cases import KINDS, VALUE_CASES
+
     assert table("metrics-logger", "value") == value_rows()
+    assert {case.kind for case in VALUE_CASES} == set(KINDS)
 
 
 RULE_TESTS = """
