@@ -297,11 +297,8 @@ def collector_hint(script: Path, arguments: Sequence[str]) -> str:
         for name, value in settings.items()
         if name not in os.environ and not (own and _redirects(name))
     ]
-    # Short names where the shell finds the same programs under them.
-    programs = [
-        Path(program).name if shutil.which(Path(program).name) == program else program
-        for program in (_executable() or _COMMAND, sys.executable)
-    ]
+    # Whole paths: this process may have a PATH (tox gives it one) that the user's shell has not.
+    programs = (_executable() or _COMMAND, sys.executable)
     command = shlex.join([*programs, script.name, *arguments])
     return "\n  ".join(
         [

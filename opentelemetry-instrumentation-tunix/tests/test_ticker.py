@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-
 from opentelemetry.instrumentation.tunix.ticker import Ticker
 
 NAME = "tunix-telemetry"

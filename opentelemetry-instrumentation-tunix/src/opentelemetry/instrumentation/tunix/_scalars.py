@@ -285,8 +285,7 @@ def _reader_for(cls: type) -> Callable[[Any], Value]:
 
 
 def _to_host(view: Any) -> Any:
-    on_cpu = view.size == 1 and view.device.platform == "cpu"
-    if on_cpu and view.dtype.name not in _PACKED:
+    if view.size == 1 and view.dtype.name not in _PACKED and _in_host_memory(view):
         return _from_memory(view)
     try:
         return np.asarray(view)
@@ -305,8 +304,8 @@ def _from_memory(view: Any) -> Any:
     Here address and bytes are fetched without a bytecode in between, so with the GIL held all the
     time, and a deletion or donation before that shows afterwards.
     """
-    memory = (ctypes.c_char * view.dtype.itemsize).from_address
-    raw: bytes = next(map(bytes, map(memory, map(_address, (view,)))))
+    memory: Callable[[int], Any] = (ctypes.c_char * view.dtype.itemsize).from_address
+    raw = next(map(bytes, map(memory, map(_address, (view,)))))
     if view.is_deleted():
         raise ValueError("deleted or donated")
     return np.frombuffer(raw, view.dtype).reshape(view.shape)
