@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 import pathlib
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,11 +20,19 @@ sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))  # value_cases
 
 import jax
 import pytest
+from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, MetricsData
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tunix.sft import _scalars
-from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
+_SPEC = importlib.util.find_spec("tunix")
+if _SPEC and pathlib.Path(str(_SPEC.origin)).with_name("sft").joinpath("_gauges.py").exists():
+    from tunix.sft import _scalars
+    from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions
+else:  # an environment that tests google-tunix, which has a `tunix.sft` of its own
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -31,23 +42,31 @@ def _backend() -> None:
 
 
 class Exported:
-    """What an in-memory reader collects, as plain dicts."""
+    """What an in-memory reader collects, as plain dicts.
+
+    SDKs before 1.45 leave out a gauge that was not set since the last collection; here its last
+    value stands, as on a dashboard.
+    """
 
     def __init__(self) -> None:
         self.reader = InMemoryMetricReader()
         self.provider = MeterProvider([self.reader], shutdown_on_exit=False)
+        self._scopes: set[tuple[str, str | None]] = set()
+        self._last: dict[str, dict[frozenset[Any], tuple[dict[str, Any], float]]] = {}
 
     def points(self) -> dict[str, list[tuple[dict[str, Any], float]]]:
         """Instrument name to (attributes, value) of each point."""
         data = self.reader.get_metrics_data()
-        points: dict[str, list[tuple[dict[str, Any], float]]] = {}
+        encode_metrics(data or MetricsData([]))  # one value that does not encode costs the batch
         for resource in data.resource_metrics if data else ():
             for scope in resource.scope_metrics:
+                self._scopes.add((scope.scope.name, scope.scope.version))
                 for metric in scope.metrics:
-                    points.setdefault(metric.name, []).extend(
-                        (dict(point.attributes), point.value) for point in metric.data.data_points
-                    )
-        return points
+                    last = self._last.setdefault(metric.name, {})
+                    for point in metric.data.data_points:
+                        attributes = dict(point.attributes or {})
+                        last[frozenset(attributes.items())] = (attributes, point.value)
+        return {name: list(last.values()) for name, last in self._last.items() if last}
 
     def values(self) -> dict[str, float]:
         """Instrument name to value, where each has one point."""
@@ -55,14 +74,17 @@ class Exported:
         assert all(len(found) == 1 for found in points.values()), points
         return {name: found[0][1] for name, found in points.items()}
 
-    def scopes(self) -> set[tuple[str, str]]:
+    def value(self, name: str, **attributes: Any) -> float | None:
+        """Value of the point with (at least) these attributes, dots written as `__`."""
+        wanted = {key.replace("__", "."): value for key, value in attributes.items()}
+        found = [v for a, v in self.points().get(name, ()) if wanted.items() <= a.items()]
+        assert len(found) < 2, found
+        return found[0] if found else None
+
+    def scopes(self) -> set[tuple[str, str | None]]:
         """(name, version) of the instrumentation scopes."""
-        data = self.reader.get_metrics_data()
-        return {
-            (scope.scope.name, scope.scope.version)
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-        }
+        self.points()
+        return self._scopes
 
 
 @pytest.fixture
@@ -78,7 +100,9 @@ def make_logger(exported: Exported) -> Iterator[Callable[..., MetricsLogger]]:
     made: list[MetricsLogger] = []
 
     def make(**options: Any) -> MetricsLogger:
-        made.append(MetricsLogger(MetricsLoggerOptions(**options), meter_provider=exported.provider))
+        made.append(
+            MetricsLogger(MetricsLoggerOptions(**options), meter_provider=exported.provider)
+        )
         return made[-1]
 
     yield make
@@ -89,6 +113,35 @@ def make_logger(exported: Exported) -> Iterator[Callable[..., MetricsLogger]]:
 @pytest.fixture
 def logger(make_logger: Callable[..., MetricsLogger]) -> MetricsLogger:
     return make_logger()
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def make(spans: InMemorySpanExporter) -> Callable[..., MetricsLogger]:
+    """Makes loggers with a tracer provider, with options as keyword arguments."""
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    return lambda **options: MetricsLogger(
+        MetricsLoggerOptions(**options), tracer_provider=provider
+    )
+
+
+@pytest.fixture
+def records() -> Iterator[list[logging.LogRecord]]:
+    """Records of `tunix.events` from INFO on."""
+    found: list[logging.LogRecord] = []
+    events = logging.getLogger("tunix.events")
+    handler = logging.Handler()
+    handler.emit = found.append  # type: ignore[method-assign]
+    events.addHandler(handler)
+    events.setLevel(logging.INFO)
+    yield found
+    events.setLevel(logging.NOTSET)
+    events.removeHandler(handler)
 
 
 class FakeArray:
@@ -171,3 +224,37 @@ class FakeHandle:
 def fake_array(monkeypatch: pytest.MonkeyPatch) -> type[FakeArray]:
     monkeypatch.setitem(_scalars._readers, FakeArray, _scalars._device_array)
     return FakeArray
+
+
+@pytest.fixture
+def warnings_of(caplog: pytest.LogCaptureFixture) -> Callable[[str], list[str]]:
+    """Warnings so far on a Python logger and those below it."""
+    caplog.set_level(logging.WARNING)
+    return lambda name: [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno >= logging.WARNING and f"{r.name}.".startswith(f"{name}.")
+    ]
+
+
+@pytest.fixture
+def run_script(tmp_path: pathlib.Path) -> Callable[..., str]:
+    """Runs a script in a process of its own and returns its output; a crash or a hang fails."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("OTEL_", "PYTHON"))}
+
+    def run(script: str, *, timeout: float = 100.0) -> str:
+        path = tmp_path / "script.py"
+        path.write_text(script, "utf-8")
+        result = subprocess.run(
+            [sys.executable, str(path)],
+            cwd=tmp_path,
+            env=inherited,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        assert (result.returncode, result.stderr) == (0, "")
+        return result.stdout
+
+    return run

@@ -122,7 +122,9 @@ class Emitter:
 
     def publish(self, series: Series, step: int | None, number: float) -> None:
         """Sets the gauges of a value and of its step, or lets them wait."""
-        allowed = self.allowed()
+        allowed = self._allowed
+        if allowed is None:
+            allowed = self.allowed()
         if self._closed or self._instruments is None:
             return
         if allowed and not self._paced:

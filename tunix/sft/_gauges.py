@@ -173,8 +173,7 @@ class GaugeStream:
                 self._note("provider", "", f"The meter provider cannot be used: {error!r}")
         if type(value) is float and type(step) is int and not self._waiting:
             series.store.add(value)
-            if not emitter.quiet:
-                self._pass_on(series, value, step, threading.get_ident())
+            self._pass_on(series, value, value, step, None)
             return
         self._drain()
         entry = Entry(series, value, read_step(step))
@@ -244,19 +243,24 @@ class GaugeStream:
             step = as_step(step.read())
         if isinstance(value, Other):
             self._note("value", entry.series.name, _NOT_EMITTED.format(entry.series.name, value))
+        kept = value.kept if isinstance(value, Other) else value
         token = otel_context.attach(entry.context)
         try:
-            self._pass_on(entry.series, value, step, entry.thread)
+            self._pass_on(entry.series, kept, as_number(value), step, entry)
         finally:
             otel_context.detach(token)
 
     def _pass_on(
-        self, series: Series, value: float | int | Other, step: int | None, thread: int
+        self,
+        series: Series,
+        kept: object,
+        number: float | None,
+        step: int | None,
+        entry: Entry | None,
     ) -> None:
-        number = as_number(value)
-        kept = value.kept if isinstance(value, Other) else value
         try:
             if self._observe is not None and kept is not NOTHING:
+                thread = threading.get_ident() if entry is None else entry.thread
                 context = otel_context.get_current()
                 self._observe(Logged(series, step, kept, number, thread, context))
             if number is not None:

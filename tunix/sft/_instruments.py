@@ -119,7 +119,7 @@ def instruments_of(provider: MeterProvider, version: str) -> Instruments | None:
         through its stand-in for a provider that is set later would be created a second time on
         that provider; a change of provider is noticed instead (`api`).
     """
-    if type(provider).__module__.startswith("opentelemetry.metrics."):
+    if f"{type(provider).__module__}.".startswith("opentelemetry.metrics."):
         return None
     with _cache_lock:
         try:

@@ -57,12 +57,13 @@ class DeviceValue:
     __slots__ = ("_index", "_shape", "_views")
 
     def __init__(self, array: Any) -> None:
-        self._shape: tuple[int, ...] = array.shape
         if array.is_fully_replicated:
-            self._index: list[Any] = [...]
+            self._shape: tuple[int, ...] = ()
+            self._index: list[Any] = []
             self._views: list[Any] = [array.addressable_data(0)]
         elif array.is_fully_addressable:
             shards = array.addressable_shards
+            self._shape = array.shape
             self._index = [shard.index for shard in shards]
             self._views = [shard.data.addressable_data(0) for shard in shards]
         else:
@@ -80,7 +81,8 @@ class DeviceValue:
         # It may be deleted meanwhile, or a transfer guard may refuse.
         with contextlib.suppress(Exception):
             for view in self._views:
-                view.copy_to_host_async()
+                if not _in_host_memory(view):
+                    view.copy_to_host_async()
         return self
 
     def wait(self) -> None:
@@ -97,7 +99,7 @@ class DeviceValue:
             if any(view.is_deleted() for view in self._views):
                 return _DELETED
             return Other(math.nan, f"lost: {type(error).__name__} on the device", lost=True)
-        if len(parts) == 1:
+        if not self._index:
             return _array(parts[0])
         whole = np.empty(self._shape, parts[0].dtype)
         for index, part in zip(self._index, parts, strict=True):
@@ -208,6 +210,8 @@ def _numpy_scalar(value: Any) -> float | int | Other:
 def _array(value: Any) -> float | int | Other:
     """One element is a number whatever the shape; more stay together, copied."""
     if value.size == 1:
+        if isinstance(value, _MASKED_ARRAY) and value.mask.all():
+            return math.nan  # what a mean over nothing is; the data below a mask is arbitrary
         item = value.item()
         return item if type(item) is float else _settled(read(item))
     return Other(value.copy() if value.dtype.kind != "O" else _on_host(value.tolist()), _MANY)
@@ -281,8 +285,7 @@ def _reader_for(cls: type) -> Callable[[Any], Value]:
 
 
 def _to_host(view: Any) -> Any:
-    on_cpu = view.size == 1 and view.device.platform == "cpu"
-    if on_cpu and view.dtype.name not in _PACKED:
+    if view.size == 1 and view.dtype.name not in _PACKED and _in_host_memory(view):
         return _from_memory(view)
     try:
         return np.asarray(view)
@@ -301,14 +304,18 @@ def _from_memory(view: Any) -> Any:
     Here address and bytes are fetched without a bytecode in between, so with the GIL held all the
     time, and a deletion or donation before that shows afterwards.
     """
-    memory = (ctypes.c_char * view.dtype.itemsize).from_address
+    memory: Callable[[int], Any] = (ctypes.c_char * view.dtype.itemsize).from_address
     raw = next(map(bytes, map(memory, map(_address, (view,)))))
     if view.is_deleted():
         raise ValueError("deleted or donated")
     return np.frombuffer(raw, view.dtype).reshape(view.shape)
 
 
-_address = operator.methodcaller("unsafe_buffer_pointer")
+def _in_host_memory(view: Any) -> bool:
+    return view.device.platform == "cpu"
+
+
+_address: Callable[[Any], int] = operator.methodcaller("unsafe_buffer_pointer")
 # Less than a byte each: the rest of their byte in host memory is anything.
 _PACKED: Final = frozenset({"int1", "int2", "int4", "uint1", "uint2", "uint4", "float4_e2m1fn"})
 
@@ -337,6 +344,7 @@ def _on_host(value: Any, depth: int = 4) -> object:
 
 
 _CONTAINERS: Final = (list, tuple, set, frozenset, dict)
+_MASKED_ARRAY: Any = np.ma.MaskedArray
 _MANY: Final = "not one number"
 
 _BY_BASE: Final[tuple[tuple[type | tuple[type, ...], Callable[[Any], Value]], ...]] = (
