@@ -170,9 +170,9 @@ def pad(tokens: list[int], mask: list[bool], length: int, pad_id: int) -> Traini
     """
     room = length - len(tokens)
     # flax's decorator hides the fields from type checkers.
-    return TrainingInput(  # pyright: ignore[reportCallIssue]
-        input_tokens=np.asarray(tokens + [pad_id] * room, np.int32),
-        input_mask=np.asarray(mask + [False] * room, np.bool_),
+    return TrainingInput(
+        input_tokens=np.asarray(tokens + [pad_id] * room, np.int32),  # pyright: ignore[reportCallIssue]
+        input_mask=np.asarray(mask + [False] * room, np.bool_),  # pyright: ignore[reportCallIssue]
     )
 
 

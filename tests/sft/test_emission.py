@@ -8,7 +8,6 @@ import gc
 import math
 import random
 import threading
-import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -159,21 +158,6 @@ def test_no_device_array_outlives_its_value(logger: Logger) -> None:
         logger.log("", "d", {"a": jnp.float32(step)}, "train", step)
     logger.get_metric("", "m", "train")
     assert len(jax.live_arrays()) <= before + 2
-
-
-def test_number_costs_at_most_sixteen_bytes(make_logger: Make) -> None:
-    """Measured over fifty thousand."""
-    logger, value = make_logger(enabled=False), 0.5
-    logger.log("", "m", value, "train", 0)
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(50_000):
-            logger.log("", "m", value, "train", 1)
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert after - before < 16 * 50_000
 
 
 def test_mean_reads_each_number_once(logger: Logger, monkeypatch: pytest.MonkeyPatch) -> None:
