@@ -277,10 +277,10 @@ def _reader_for(cls: type) -> Callable[[Any], Value]:
         if issubclass(cls, base):
             return reader
     jax = sys.modules.get("jax")
+    if jax is not None and issubclass(cls, jax.core.Tracer):  # in older JAX a jax.Array too
+        return _tracer
     if jax is not None and issubclass(cls, jax.Array):
         return _device_array
-    if jax is not None and issubclass(cls, jax.core.Tracer):
-        return _tracer
     return _unknown
 
 

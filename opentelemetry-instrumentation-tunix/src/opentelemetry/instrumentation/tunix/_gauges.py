@@ -251,12 +251,7 @@ class GaugeStream:
             otel_context.detach(token)
 
     def _pass_on(
-        self,
-        series: Series,
-        kept: object,
-        number: float | None,
-        step: int | None,
-        entry: Entry | None,
+        self, series: Series, kept: Any, number: float | None, step: int | None, entry: Entry | None
     ) -> None:
         try:
             if self._observe is not None and kept is not NOTHING:
