@@ -9,7 +9,7 @@ import re
 import threading
 
 import pytest
-from conftest import Collected
+from in_memory import Collected
 from opentelemetry import baggage, trace
 from opentelemetry import context as otel_context
 from opentelemetry.instrumentation.tunix import context, semconv

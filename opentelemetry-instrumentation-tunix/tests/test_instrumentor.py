@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import toy_sft
-from conftest import Collected
+from in_memory import Collected
 from opentelemetry.instrumentation.tunix import TunixInstrumentor, patching, semconv, telemetry
 from opentelemetry.instrumentation.tunix.targets import TARGETS
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_sft
-from conftest import Collected
+from in_memory import Collected
 from opentelemetry.instrumentation.tunix import (
     TunixInstrumentor,
     _process,

@@ -10,7 +10,7 @@ import logging
 from typing import Any
 
 import pytest
-from conftest import Collected
+from in_memory import Collected
 from opentelemetry.instrumentation.tunix import context, semconv, telemetry
 from opentelemetry.instrumentation.tunix.config import Options
 from opentelemetry.instrumentation.tunix.telemetry import Telemetry

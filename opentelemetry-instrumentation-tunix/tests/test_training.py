@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 import toy_sft
-from conftest import Collected
+from in_memory import Collected
 from opentelemetry.instrumentation.tunix import TunixInstrumentor, semconv, training
 from opentelemetry.trace import StatusCode
 
