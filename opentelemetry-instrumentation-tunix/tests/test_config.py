@@ -34,6 +34,7 @@ def test_defaults() -> None:
         ("trace_per_step", "False", False),
         ("trace_per_step", False, False),
         ("trace_per_step", "auto", None),
+        ("trace_per_step", "AUTO", None),
         ("processes", "ERRORS", "errors"),
         ("run_id", "job-17", "job-17"),
         ("run_id", 17, "17"),
@@ -105,3 +106,22 @@ def test_environment_variables_are_the_options_and_are_documented() -> None:
     assert all(getattr(environment_variables, name) == name for name in declared)
     documented = re.findall(r"^\| `(OTEL_\w+)`", REFERENCE.read_text(encoding="utf-8"), re.M)
     assert sorted(documented) == sorted(declared)
+
+
+def test_auto_in_the_program_wins_over_the_environment() -> None:
+    """It is a choice like any other."""
+    environ = {"OTEL_INSTRUMENTATION_TUNIX_TRACE_PER_STEP": "true"}
+    assert Options.load({"trace_per_step": "auto"}, environ).trace_per_step is None
+
+
+def test_a_value_that_cannot_even_be_shown_falls_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever object is passed."""
+
+    class Hostile:
+        def __str__(self) -> str:
+            raise RuntimeError
+
+        __repr__ = __str__
+
+    assert Options.load({"run_id": Hostile(), "processes": Hostile()}, {}) == DEFAULTS
+    assert len(caplog.records) == 2

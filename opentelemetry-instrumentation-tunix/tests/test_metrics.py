@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import logging
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,10 +21,13 @@ from in_memory import Collected
 from opentelemetry.instrumentation.tunix import (
     TunixInstrumentor,
     _process,
+    context,
     library,
     metrics,
     semconv,
+    telemetry,
 )
+from opentelemetry.sdk._logs import LogRecordProcessor
 
 TRAIN = frozenset({(semconv.TRAINING_MODE, "train")})
 
@@ -180,13 +186,132 @@ def test_streams_go_with_their_loggers(instrumented: Collected) -> None:
     """Nothing is kept of a logger that is gone."""
     from tunix.sft import metrics_logger
 
-    before = len(metrics._streams)
+    gc.collect()
+    streams, held = len(metrics._streams), len(_process._unfinished)
     for _ in range(10):
         logger = metrics_logger.MetricsLogger()
         logger.log("", "loss", 1.0, "train", 1)
         logger.close()
     del logger
-    assert len(metrics._streams) <= before + 1
+    gc.collect()
+    assert len(metrics._streams) <= streams
+    assert len(_process._unfinished) <= held
+
+
+def test_loggers_that_compare_equal_or_have_no_hash_are_told_apart(
+    instrumented: Collected,
+) -> None:
+    """A stream belongs to one logger, whatever its class says about equality."""
+    from tunix.sft import metrics_logger
+
+    @dataclasses.dataclass
+    class Equal(metrics_logger.MetricsLogger):
+        def __post_init__(self) -> None:
+            super().__init__()
+
+    for logger in (Equal(), Equal()):
+        logger.log("", "loss", 1.0, "train", 1)
+        logger.close()
+    assert len(instrumented.events(semconv.STEP_COMPLETED)) == 2
+
+
+class BrokenGauge:
+    def set(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError("broken gauge")
+
+
+def test_a_failing_meter_provider_stays_telemetrys_problem(
+    collected: Collected, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The user's own exception comes out, uninstrument works, and the thread is gone."""
+    monkeypatch.setattr(
+        "opentelemetry.sdk.metrics.Meter.create_gauge", lambda *_, **__: BrokenGauge()
+    )
+
+    def data() -> Iterator[Any]:
+        yield from toy_sft.batches(3)
+        raise KeyError("the user's own")
+
+    TunixInstrumentor().instrument(**collected.providers())
+    with pytest.raises(KeyError, match="the user's own"):
+        toy_sft.Run(updates=9).train(data())
+    TunixInstrumentor().uninstrument()
+    assert "tunix-telemetry" not in {thread.name for thread in threading.enumerate()}
+    assert caplog.records
+
+
+def test_a_log_processor_that_logs_metrics_comes_to_an_end(
+    collected: Collected,
+) -> None:
+    """Each event makes one more value: a flush emits what it found and returns."""
+    from tunix.sft import metrics_logger
+
+    logger = metrics_logger.MetricsLogger()
+
+    class Echo(LogRecordProcessor):
+        count = 0
+
+        def on_emit(self, log_record: Any) -> None:
+            Echo.count += 1
+            logger.log("echo", "events", Echo.count, "train", Echo.count)
+
+        def shutdown(self) -> None: ...
+
+        def force_flush(self, timeout_millis: int = 0) -> bool:
+            return True
+
+    collected.logger_provider.add_log_record_processor(Echo())
+    TunixInstrumentor().instrument(**collected.providers())
+    try:
+        for step in range(5):
+            logger.log("", "loss", 1.0, "train", step)
+        logger.close()
+    finally:
+        TunixInstrumentor().uninstrument()
+    assert 5 <= Echo.count < 100
+
+
+def test_steps_and_names_that_otlp_cannot_carry_harm_no_event(
+    instrumented: Collected, logger: Any
+) -> None:
+    """A step outside int64 has no event; text that is no valid UTF-8 is escaped."""
+    logger.log("", "loss", 1.0, "train", 2**70)
+    logger.log("a\udcff", "b\udcff", math.nan, "train", 1)
+    logger.close()
+    (event,) = instrumented.events(semconv.STEP_COMPLETED)
+    assert str(dict(event.attributes)).encode("utf-8")
+    assert event.attributes[semconv.TRAINING_STEP] == 1
+
+
+def test_a_runs_end_leaves_the_steps_of_another_run_open(instrumented: Collected) -> None:
+    """And each event carries the id of the run in which its value was logged."""
+    from tunix.sft import metrics_logger
+
+    handler = telemetry.active()
+    logger = metrics_logger.MetricsLogger()
+    ids = {}
+
+    def other() -> None:
+        with context.run(handler, dict, lambda run: metrics.flush(handler, run)):
+            ids["other"] = context.current_run().id
+            logger.log("other", "loss", 1.0, "train", 7)
+            first_logged.set()
+            ended.wait(30)
+            logger.log("other", "lr", 1.0, "train", 7)
+
+    first_logged, ended = threading.Event(), threading.Event()
+    thread = threading.Thread(target=other)
+    with context.run(handler, dict, lambda run: metrics.flush(handler, run)):
+        ids["main"] = context.current_run().id
+        thread.start()
+        assert first_logged.wait(30)
+        logger.log("main", "loss", 1.0, "train", 1)
+    ended.set()
+    thread.join()
+    main, other_event = instrumented.events(semconv.STEP_COMPLETED)
+    assert main.attributes[semconv.RUN_ID] == ids["main"]
+    assert other_event.attributes[semconv.RUN_ID] == ids["other"]
+    assert len(other_event.body) == 2
 
 
 @pytest.mark.parametrize(("policy", "speaks"), [("zero", False), ("errors", False), ("all", True)])

@@ -105,6 +105,51 @@ def test_an_exception_is_logged_once_where_it_began(collected: Collected) -> Non
     assert {s.status.status_code for s in (inner, outer)} == {StatusCode.ERROR}
 
 
+def test_two_failures_are_two_events(collected: Collected) -> None:
+    """Also where the second exception lies at the address of the first."""
+    handler = Telemetry(Options.load({}), **collected.providers())
+    for _ in range(50):
+        with pytest.raises(ValueError, match="bad"), context.span(handler, "tunix.run", dict):
+            raise ValueError("bad")
+    assert len(collected.events(semconv.EXCEPTION)) == 50
+
+
+def test_a_message_may_stay_behind(collected: Collected) -> None:
+    """Out of a reward function it may quote a prompt: then only the type leaves."""
+    handler = Telemetry(Options.load({}), **collected.providers())
+    with (
+        pytest.raises(ValueError, match="SECRET"),
+        context.run(handler, dict, message=False),
+    ):
+        raise ValueError("SECRET prompt")
+    (span,) = collected.spans()
+    assert span.attributes[semconv.ERROR_TYPE] == "ValueError"
+    (event,) = collected.events(semconv.EXCEPTION)
+    assert event.attributes["exception.type"] == "ValueError"
+    assert "SECRET" not in f"{span.to_json()}{dict(event.attributes)}{event.body}"
+
+
+@pytest.mark.parametrize("text", ["data\udcff.bin", "x" * 100_000])
+def test_any_message_can_be_encoded(collected: Collected, text: str) -> None:
+    """One that is no valid UTF-8 would make the encoder lose the whole batch."""
+    run_block(collected, OwnError(text))
+    (span,) = collected.spans()
+    assert len(span.status.description.encode("utf-8")) <= 4096
+
+
+def test_an_exception_without_a_text_is_an_error_all_the_same(collected: Collected) -> None:
+    """Its __str__ raises."""
+
+    class MuteError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    run_block(collected, MuteError())
+    (span,) = collected.spans()
+    assert span.status.status_code is StatusCode.ERROR
+    assert "MuteError" in span.status.description
+
+
 def test_the_span_is_current_inside_and_not_afterwards(collected: Collected) -> None:
     """Spans of the application nest under ours."""
     before = get_current_span()

@@ -29,14 +29,14 @@ class Options:
 
     Attributes:
         span_groups: Groups of spans to emit, of `SPAN_GROUPS`.
-        trace_per_step: Whether each step is a trace of its own; None lets the run decide.
+        trace_per_step: Whether each step is a trace of its own; "auto" lets the run decide.
         processes: Which JAX processes emit, of `PROCESSES`.
         run_id: Value of `tunix.run.id`; None for the launcher's job id or a random one.
         step_events: Whether to emit `tunix.training.step_completed`.
     """
 
     span_groups: Collection[str] | None = None
-    trace_per_step: bool | None = None
+    trace_per_step: bool | str | None = None
     processes: str | None = None
     run_id: str | None = None
     step_events: bool | None = None
@@ -48,8 +48,8 @@ class Options:
                 continue
             try:
                 parsed = _PARSERS[field.name](value)
-            except (TypeError, ValueError) as error:
-                _log.warning("%s=%r is ignored: %s.", field.name, value, error)
+            except Exception as error:  # the value may be any object
+                _log.warning("%s=%s is ignored: %s.", field.name, _shown(value), error)
                 parsed = None
             object.__setattr__(self, field.name, parsed)
 
@@ -74,7 +74,16 @@ class Options:
             chosen = cls(**raw)
             found = {name: getattr(chosen, name) for name in names}
             options = replace(options, **{n: v for n, v in found.items() if v is not None})
-        return options
+        return (
+            replace(options, trace_per_step=None) if options.trace_per_step == "auto" else options
+        )
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def _boolean(value: Any) -> bool:
@@ -86,8 +95,8 @@ def _boolean(value: Any) -> bool:
     return words[str(value).strip().lower()]
 
 
-def _tristate(value: Any) -> bool | None:
-    return None if str(value).strip().lower() in ("", "auto") else _boolean(value)
+def _tristate(value: Any) -> bool | str:
+    return "auto" if str(value).strip().lower() == "auto" else _boolean(value)
 
 
 def _groups(value: Any) -> frozenset[str]:
@@ -107,7 +116,7 @@ def _policy(value: Any) -> str:
 
 
 def _identifier(value: Any) -> str:
-    text = str(value).strip()
+    text = str(value).strip().encode("utf-8", "backslashreplace").decode()
     if not text:
         raise ValueError("a run id has at least one character")
     return text

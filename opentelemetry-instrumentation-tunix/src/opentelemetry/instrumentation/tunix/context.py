@@ -14,9 +14,9 @@ import os
 import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from typing import Final, TypeAlias
 
+from opentelemetry import context as otel_context
 from opentelemetry import trace
 from opentelemetry.trace import INVALID_SPAN, Link, Span
 from opentelemetry.util.types import AttributeValue
@@ -54,16 +54,23 @@ class Run:
         self.batch_shape: tuple[int, ...] | None = None
 
 
-_run: ContextVar[Run | None] = ContextVar("tunix_run", default=None)
+# The run travels in the OpenTelemetry context: wherever that is carried, the run is known.
+_RUN_KEY: Final = otel_context.create_key("tunix-run")
 _runs: set[Run] = set()
 
 
-def current_run() -> Run | None:
-    """The run that the calling code belongs to.
+def run_in(context: otel_context.Context | None = None) -> Run | None:
+    """The run that a context belongs to; None for the current context."""
+    found = otel_context.get_value(_RUN_KEY, context)
+    return found if isinstance(found, Run) else None
+
+
+def current_run(context: otel_context.Context | None = None) -> Run | None:
+    """The run that the calling code, or code with that context, belongs to.
 
     A thread that a run has started may carry no context: where there is one run, that is it.
     """
-    here = _run.get()
+    here = run_in(context)
     if here is None and len(_runs) == 1:
         here = next(iter(_runs), None)
     return here
@@ -71,7 +78,11 @@ def current_run() -> Run | None:
 
 @contextmanager
 def run(
-    telemetry: Telemetry, attributes: Attributes, at_end: Callable[[], None] = lambda: None
+    telemetry: Telemetry,
+    attributes: Attributes,
+    at_end: Callable[[Run], None] = lambda _: None,
+    *,
+    message: bool = True,
 ) -> Generator[None]:
     """Opens a run around the block, unless the block is inside one already.
 
@@ -81,19 +92,26 @@ def run(
     Args:
         telemetry: What to emit through.
         attributes: Makes the attributes of the run.
-        at_end: Called when the block has ended, however, before the span ends.
+        at_end: Called with the run when the block has ended, however, before the span ends.
+        message: Whether the message of an exception may leave.
     """
-    if _run.get() is not None:
+    if run_in() is not None:
         yield
         return
     nested = trace.get_current_span().get_span_context().is_valid
     step_is_root = telemetry.options.trace_per_step
-    here = Run(_run_id(telemetry), not nested if step_is_root is None else step_is_root)
-    token = _run.set(here)
+    here = Run(_run_id(telemetry), step_is_root if isinstance(step_is_root, bool) else not nested)
+    token = otel_context.attach(otel_context.set_value(_RUN_KEY, here))
     _runs.add(here)
     try:
         facts = _facts(attributes)
-        scope = _scope(telemetry, semconv.RUN, lambda: facts, current=not here.step_is_root)
+        scope = _scope(
+            telemetry,
+            semconv.RUN,
+            lambda: facts,
+            current=not here.step_is_root,
+            message=message,
+        )
         with scope as here.span:
             if here.span is not None and here.step_is_root:
                 here.link = Link(here.span.get_span_context())
@@ -103,10 +121,10 @@ def run(
             try:
                 yield
             finally:
-                at_end()
+                at_end(here)
     finally:
         _runs.discard(here)
-        _run.reset(token)
+        otel_context.detach(token)
 
 
 def span(
@@ -122,7 +140,7 @@ def span(
         attributes: Makes the attributes; the run id is added.
         start_time: Nanoseconds since the epoch, for a span that is made after the fact.
     """
-    here = _run.get()
+    here = run_in()
     links: tuple[Link, ...] = ()
     alone = not trace.get_current_span().get_span_context().is_valid
     if alone and here is not None and here.link is not None:
@@ -137,7 +155,7 @@ def step_span(
 
     It is then a root that links to the run, whatever span is current; else a plain child.
     """
-    here = _run.get()
+    here = run_in()
     if here is None or not here.step_is_root:
         return _scope(telemetry, name, attributes)
     links = () if here.link is None else (here.link,)
@@ -153,16 +171,20 @@ def _scope(
     root: bool = False,
     current: bool = True,
     start_time: int | None = None,
+    message: bool = True,
 ) -> AbstractContextManager[Span | None]:
     if semconv.GROUPS[name] not in telemetry.span_groups:
         return _NOTHING
-    here = _run.get()
+    here = run_in()
 
     def all_attributes() -> dict[str, AttributeValue]:
-        found = attributes()
+        found = dict(telemetry.process_attributes)
         if here is not None:
             found[semconv.RUN_ID] = here.id
-        found.update(telemetry.process_attributes)
+        try:
+            found.update(attributes())
+        except Exception:
+            report_failure(f"reading the attributes of {name}")
         return found
 
     return SpanScope(
@@ -174,6 +196,7 @@ def _scope(
         links=links,
         current=current,
         start_time=start_time,
+        message=message,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from opentelemetry.util.types import AttributeValue
 
@@ -30,9 +30,11 @@ def of_run(trainer: Any, library: Library | None) -> dict[str, AttributeValue]:
         found[semconv.LIBRARY_NAME] = library.name
         found[semconv.LIBRARY_VERSION] = library.version
     readers: list[tuple[str, Callable[[Any], dict[str, AttributeValue]]]] = []
-    if hasattr(trainer, "model"):
+    # Of the class or the instance: a property is not read for the question.
+    names: set[str] = {*dir(cast("type[object]", type(trainer))), *vars(trainer)}
+    if "model" in names:
         readers.append(("model", _model))
-    if hasattr(trainer, "train_steps"):
+    if "train_steps" in names:
         readers.append(("plan", _plan))
     for what, reader in readers:
         try:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.metadata
 import os
+import pathlib
 import sys
 from typing import Final, NamedTuple
 
@@ -82,6 +83,10 @@ def _owns(distribution: importlib.metadata.Distribution, origin: str) -> bool:
     # An editable install records a path file instead of the package's files.
     root = os.path.dirname(os.path.dirname(origin))
     for file in distribution.files or ():
-        if file.suffix == ".pth" and root in file.read_text().splitlines():
-            return True
+        # Read leniently: a record may list what is gone, and a .pth may be in any encoding.
+        path = pathlib.Path(os.fspath(str(distribution.locate_file(file))))
+        if path.suffix == ".pth" and path.is_file():
+            lines = path.read_bytes().decode("utf-8", "replace").splitlines()
+            if root in lines:
+                return True
     return False

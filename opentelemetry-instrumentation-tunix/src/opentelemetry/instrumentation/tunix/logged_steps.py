@@ -10,13 +10,15 @@ from opentelemetry._logs import get_logger_provider
 
 from . import _process, semconv
 from ._gauges import GaugeStream
-from ._series import Logged
-from .context import current_run
+from ._series import Logged, utf8
+from .context import Run, current_run
 from .step_events import Step, StepCollector
 from .telemetry import Telemetry, Voice
 from .ticker import TICKER
 
 _UNDECIDED_STEPS: Final = 4096
+_PATIENCE: Final = 5.0
+_INT64: Final = range(-(2**63), 2**63)
 
 
 class LoggedSteps:
@@ -40,6 +42,7 @@ class LoggedSteps:
         self._seen: object = None
         self._scheduled = False
         self._held = False
+        self._silent = False
         # Steps wait here until it is known whether this process speaks.
         self._complete: deque[Step] = deque(maxlen=_UNDECIDED_STEPS)
         self._stream = GaugeStream(
@@ -55,13 +58,14 @@ class LoggedSteps:
 
     def _start(self) -> None:
         self._collector = StepCollector(self._complete.append)
-        self._collecting = threading.Lock()
-        self._sending = threading.Lock()
+        # Reentrant: a signal handler, a finalizer or a log processor may log at any moment.
+        self._collecting = threading.RLock()
+        self._sending = threading.RLock()
 
     def log(self, prefix: Any, name: Any, value: Any, mode: Any, step: Any) -> None:
         """Takes one value; never waits and never raises."""
         self._stream.log(prefix, name, value, mode, step)
-        if not self._scheduled:
+        if not self._scheduled and not self._silent:
             self._scheduled = True
             TICKER.schedule(self.tick)
 
@@ -70,18 +74,22 @@ class LoggedSteps:
         # First, so that a value which comes meanwhile is not forgotten.
         self._scheduled = False
         self._stream.emit_waiting()
-        self._send()
+        self._send(wait=0.0)
 
-    def flush(self) -> None:
-        """Emits what is known and completes the open steps with it; waits for nothing."""
+    def flush(self, run: Run | None = None) -> None:
+        """Emits what is known and completes the open steps, of one run or all, with it.
+
+        Waits for no device; only, a few seconds at most, for a thread that is emitting just now.
+        """
         self._stream.emit_waiting()
         with self._collecting:
-            self._collector.flush()
-            self._held = False
-            _process.release(self, self)
+            self._collector.flush(lambda context: run is None or current_run(context) is run)
         self._send()
-        if self._complete:  # undecided still
-            _process.hold(self, self)
+        with self._collecting:
+            # A step of another run, or one that is undecided, may wait still.
+            self._held = bool(self._complete) or self._collector.has_open_steps()
+            if not self._held:
+                _process.release(self, self)
 
     def finish(self) -> None:
         """Completes the open steps once their values are known."""
@@ -91,14 +99,16 @@ class LoggedSteps:
             self._send(decided=True)
 
     def after_fork_in_child(self) -> None:
-        """Forgets what the parent will emit."""
+        """Falls silent in the child: it shares the parent's identity."""
+        self._silent = True
         self._complete.clear()
         self._scheduled = False
         self._held = False
         self._start()
 
     def _observe(self, logged: Logged) -> None:
-        if logged.number is None or logged.step is None:
+        step = logged.step
+        if logged.number is None or step is None or step not in _INT64 or self._silent:
             return
         provider = get_logger_provider()
         if provider is not self._seen:
@@ -111,27 +121,27 @@ class LoggedSteps:
         series = logged.series
         with self._collecting:
             self._collector.add(
-                series.prefix,
-                series.mode,
-                series.name,
+                utf8(series.prefix),
+                utf8(series.mode),
+                utf8(series.name),
                 series.gauge_name,
-                logged.step,
+                step,
                 logged.number,
                 logged.thread,
                 logged.context,
             )
 
-    def _send(self, *, decided: bool = False) -> None:
+    def _send(self, *, decided: bool = False, wait: float = _PATIENCE) -> None:
         if not decided and self._telemetry.voice is Voice.UNDECIDED:
             return
-        # Whoever finds a sender at work leaves the rest to it; looked at again after the lock is
-        # free, because a step may have come just before.
-        while self._complete and self._sending.acquire(blocking=False):
-            try:
-                while self._complete:
-                    self._emit(self._complete.popleft())
-            finally:
-                self._sending.release()
+        if not self._sending.acquire(timeout=wait):
+            return
+        try:
+            # What is there now and no more: a log processor may log a metric for each event.
+            for _ in range(len(self._complete)):
+                self._emit(self._complete.popleft())
+        finally:
+            self._sending.release()
 
     def _emit(self, step: Step) -> None:
         attributes: dict[str, Any] = {
@@ -140,7 +150,7 @@ class LoggedSteps:
         }
         if step.prefix:
             attributes[semconv.METRICS_PREFIX] = step.prefix
-        run = current_run()
+        run = current_run(step.context)
         if run is not None:
             attributes[semconv.RUN_ID] = run.id
         if step.nonfinite:

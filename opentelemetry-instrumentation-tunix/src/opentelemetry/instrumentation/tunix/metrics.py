@@ -17,15 +17,17 @@ from .patching import Call
 from .telemetry import Telemetry, report_failure
 
 if TYPE_CHECKING:
+    from .context import Run
     from .logged_steps import LoggedSteps
 
 _PARAMETERS: Final = ("metrics_prefix", "metric_name", "scalar_value", "mode", "step")
 
-# Streams of live loggers, each with the telemetry that it was made for.
-_streams: weakref.WeakKeyDictionary[Any, tuple[Telemetry, LoggedSteps]] = (
-    weakref.WeakKeyDictionary()
-)
-_lock = threading.Lock()
+# Streams of live loggers by identity (a logger may be unhashable, or equal to another one), each
+# with the telemetry that it was made for.
+_streams: dict[int, tuple[Telemetry, LoggedSteps]] = {}
+_immortal: list[Any] = []
+# Reentrant: a signal handler or a finalizer may log at any moment.
+_lock = threading.RLock()
 
 
 def log(call: Call) -> Any:
@@ -44,17 +46,25 @@ def log(call: Call) -> Any:
 def close(call: Call) -> Any:
     """`MetricsLogger.close`: the last step is complete."""
     result = call.proceed()
-    entry = _streams.get(call.instance)
+    entry = _streams.get(id(call.instance))
     if entry is not None:
-        entry[1].finish()
+        try:
+            entry[1].finish()
+        except Exception:
+            report_failure("emitting what a closed logger had logged")
     return result
 
 
-def flush(telemetry: Telemetry) -> None:
-    """Completes the open steps of every logger; values still on a device make late events."""
-    for owner, steps in list(_streams.values()):
+def flush(telemetry: Telemetry, run: Run | None = None) -> None:
+    """Completes open steps, of one run or all; values still on a device make late events."""
+    with _lock:
+        entries = list(_streams.values())
+    for owner, steps in entries:
         if owner is telemetry:
-            steps.flush()
+            try:
+                steps.flush(run)
+            except Exception:
+                report_failure("emitting what a run had logged")
 
 
 def stop(telemetry: Telemetry) -> None:
@@ -67,24 +77,31 @@ def stop(telemetry: Telemetry) -> None:
 
 
 def _stream(call: Call) -> LoggedSteps:
-    telemetry = call.telemetry
-    entry = _streams.get(call.instance)
-    if entry is None or entry[0] is not telemetry:
-        # Not at import: most processes of an instrumented tree log nothing.
-        from .logged_steps import LoggedSteps
-
+    entry = _streams.get(id(call.instance))
+    if entry is None or entry[0] is not call.telemetry:
         with _lock:
-            entry = _streams.get(call.instance)
-            if entry is None or entry[0] is not telemetry:
-                gauges = not _emits_itself(call.instance, telemetry)
-                entry = (telemetry, LoggedSteps(telemetry, gauges=gauges))
-                _streams[call.instance] = entry
+            entry = _streams.get(id(call.instance))
+            if entry is None or entry[0] is not call.telemetry:
+                entry = _open_stream(call)
     return entry[1]
 
 
-def _emits_itself(logger: Any, telemetry: Telemetry) -> bool:
+def _open_stream(call: Call) -> tuple[Telemetry, LoggedSteps]:
+    # Not at import: most processes of an instrumented tree log nothing.
+    from .logged_steps import LoggedSteps
+
+    logger, key = call.instance, id(call.instance)
+    if key not in _streams:
+        # A logger that takes no weak reference is kept, and its identity with it.
+        try:
+            weakref.finalize(logger, _streams.pop, key, None).atexit = False
+        except TypeError:
+            _immortal.append(logger)
+    entry = (call.telemetry, LoggedSteps(call.telemetry, gauges=not _emits_itself(logger)))
+    _streams[key] = entry
+    return entry
+
+
+def _emits_itself(logger: Any) -> bool:
     """Whether the library's logger sets gauges of its own: tunix-core's does, others may."""
-    library = telemetry.library
-    if library is not None and library.name == "tunix-core":
-        return True
-    return getattr(logger, "_otel_meter", None) is not None
+    return hasattr(logger, "event") or getattr(logger, "_otel_meter", None) is not None

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from opentelemetry.semconv.attributes import exception_attributes
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE as ERROR_TYPE_KEY
 from opentelemetry.semconv.schemas import Schemas
 
@@ -142,6 +143,18 @@ HOST_ONLY: Final = _attribute(
 )
 ERROR_TYPE: Final = _attribute(
     ERROR_TYPE_KEY, str, _SPANS, "the call raised: the qualified class name of the exception"
+)
+EXCEPTION_TYPE: Final = _attribute(
+    exception_attributes.EXCEPTION_TYPE, str, (EXCEPTION,), "always: the qualified class name"
+)
+EXCEPTION_MESSAGE: Final = _attribute(
+    exception_attributes.EXCEPTION_MESSAGE,
+    str,
+    (EXCEPTION,),
+    "unless it came out of a learner, whose rewards and environments may quote a prompt",
+)
+EXCEPTION_STACKTRACE: Final = _attribute(
+    exception_attributes.EXCEPTION_STACKTRACE, str, (EXCEPTION,), "with exception.message"
 )
 INTERRUPTED: Final = _attribute(
     "tunix.interrupted",

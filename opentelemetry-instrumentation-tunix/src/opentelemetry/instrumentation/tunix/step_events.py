@@ -138,11 +138,20 @@ class StepCollector:
         else:
             opened.nonfinite.append(key)
 
-    def flush(self) -> None:
-        """Hands over every open step, in the order in which they were begun."""
+    def has_open_steps(self) -> bool:
+        """Whether a step waits for more values."""
+        return any(series.open for series in self._series.values())
+
+    def flush(self, belongs: Callable[[Any], bool] = lambda _: True) -> None:
+        """Hands over open steps, in the order in which they were begun.
+
+        Args:
+            belongs: Says of the context of a step's last value whether the step is meant.
+        """
         for (prefix, mode), series in list(self._series.items()):
-            for step in list(series.open):
-                self._complete(prefix, mode, series, step)
+            for step, opened in list(series.open.items()):
+                if belongs(opened.context):
+                    self._complete(prefix, mode, series, step)
 
     def _leave(self, prefix: str, mode: str, series: _Series, thread: int, step: int) -> None:
         left = series.open[step]

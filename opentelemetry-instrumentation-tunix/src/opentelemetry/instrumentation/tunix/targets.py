@@ -34,13 +34,13 @@ TARGETS: Final[tuple[Target, ...]] = (
     Target(_LOGGER, "MetricsLogger", "log", metrics.log, "gauges and step events"),
     Target(_LOGGER, "MetricsLogger", "close", metrics.close, "event of the last step in time"),
     # The subclasses of RLLearner that have a train of their own delegate to it.
-    Target("tunix.rl.rl_learner", "RLLearner", "train", training.train, semconv.RUN),
+    Target("tunix.rl.rl_learner", "RLLearner", "train", training.train_learner, semconv.RUN),
     # From 0.1.6 on; before, the agentic learner is an RLLearner.
     Target(
         "tunix.rl.agentic.agentic_rl_learner",
         "AgenticRLLearner",
         "train",
-        training.train,
+        training.train_learner,
         semconv.RUN,
     ),
 )

@@ -13,7 +13,9 @@ import enum
 import functools
 import logging
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
@@ -42,6 +44,7 @@ _log = logging.getLogger(__package__)
 
 # Ways to leave a call that are not failures of the call: they are marked, not made errors.
 _INTERRUPTS: Final = (KeyboardInterrupt, GeneratorExit)
+_LONGEST_MESSAGE: Final = 4096
 _END_OF_DATA: Final = (StopIteration, StopAsyncIteration)
 
 
@@ -83,9 +86,7 @@ class Telemetry:
         )
         self._voice: Voice | None = None
         self._process_attributes: dict[str, AttributeValue] = {}
-        # Identity of the exception that was logged last: it passes several spans on its way out
-        # and is one event. An identity, not the object, whose traceback holds frames alive.
-        self._logged_exception: int | None = None
+        self._logged = _Logged()
 
     @functools.cached_property
     def library(self) -> library.Library | None:
@@ -170,12 +171,20 @@ class Telemetry:
         except Exception:
             report_failure(f"emitting {name}")
 
-    def record_outcome(self, span: Span, exception: BaseException | None) -> None:
+    def begin(self) -> None:
+        """A block of this thread begins: what it raises is another exception than the last one."""
+        self._logged.exception = None
+
+    def record_outcome(
+        self, span: Span, exception: BaseException | None, *, message: bool = True
+    ) -> None:
         """Sets status and attributes that tell how the call of a span ended.
 
         Args:
             span: The span, not ended yet.
             exception: What the call raised, None when it returned.
+            message: Whether the exception's message may leave: out of a reward function, a rollout
+                or an environment it may quote a prompt.
         """
         if exception is None or isinstance(exception, _END_OF_DATA):
             return
@@ -183,21 +192,28 @@ class Telemetry:
             span.set_attribute(semconv.INTERRUPTED, type(exception).__qualname__)
             return
         span.set_attribute(semconv.ERROR_TYPE, _class_name(exception))
-        span.set_status(Status(StatusCode.ERROR, str(exception)))
-        if self._logged_exception != id(exception):
-            self._logged_exception = id(exception)
-            self._log_exception(span, exception)
+        text = _text_of(exception) if message else None
+        span.set_status(Status(StatusCode.ERROR, text))
+        if self._logged.exception != id(exception):
+            self._logged.exception = id(exception)
+            self._log_exception(span, exception, text)
 
-    def _log_exception(self, span: Span, exception: BaseException) -> None:
+    def _log_exception(self, span: Span, exception: BaseException, text: str | None) -> None:
         from opentelemetry._logs import SeverityNumber
 
+        # Not the exception itself, which the SDK would format: a message that is no valid UTF-8
+        # makes the encoder lose the whole batch.
+        described: dict[str, AttributeValue] = {semconv.EXCEPTION_TYPE: _class_name(exception)}
+        if text is not None:
+            described[semconv.EXCEPTION_MESSAGE] = text
+            stack = "".join(traceback.format_exception(exception))
+            described[semconv.EXCEPTION_STACKTRACE] = _utf8(stack)
         self.logger.emit(
             event_name=semconv.EXCEPTION,
             timestamp=time.time_ns(),
             severity_number=SeverityNumber.ERROR,
             severity_text="ERROR",
-            exception=exception,
-            attributes=self._process_attributes,
+            attributes={**described, **self._process_attributes},
             context=trace.set_span_in_context(span),
         )
 
@@ -217,10 +233,11 @@ class SpanScope:
         links: Links of the span.
         current: Whether the span is current inside the block.
         start_time: Nanoseconds since the epoch; None for the beginning of the block.
+        message: Whether the message of an exception may leave.
     """
 
     __slots__ = (
-        *("_attributes", "_context", "_current", "_links", "_name", "_span", "_start"),
+        *("_attributes", "_context", "_current", "_links", "_message", "_name", "_span", "_start"),
         *("_telemetry", "_token"),
     )
 
@@ -234,7 +251,9 @@ class SpanScope:
         links: Sequence[Link] = (),
         current: bool = True,
         start_time: int | None = None,
+        message: bool = True,
     ) -> None:
+        self._message = message
         self._telemetry = telemetry
         self._name = name
         self._attributes = attributes
@@ -247,6 +266,7 @@ class SpanScope:
 
     def __enter__(self) -> Span | None:
         """Starts the span and makes it current."""
+        self._telemetry.begin()
         if self._telemetry.voice is Voice.ERRORS:
             self._start = self._start or time.time_ns()
             return None
@@ -272,7 +292,7 @@ class SpanScope:
             if errors_only and is_failure(exception):
                 self._begin()
             if self._span is not None:
-                self._telemetry.record_outcome(self._span, exception)
+                self._telemetry.record_outcome(self._span, exception, message=self._message)
         except Exception:
             report_failure(f"ending {self._name}")
         try:
@@ -325,6 +345,27 @@ def report_failure(doing: str) -> None:
             doing,
             exc_info=sys.exc_info(),
         )
+
+
+class _Logged(threading.local):
+    """The exception that this thread has logged last, by identity.
+
+    It passes several spans on its way out and is one event. An identity and not the object, whose
+    traceback keeps frames, and what they hold, alive.
+    """
+
+    exception: int | None = None
+
+
+def _text_of(exception: BaseException) -> str:
+    try:
+        return _utf8(str(exception))[:_LONGEST_MESSAGE]
+    except Exception:
+        return f"<{_class_name(exception)} whose text cannot be had>"
+
+
+def _utf8(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _class_name(exception: BaseException) -> str:

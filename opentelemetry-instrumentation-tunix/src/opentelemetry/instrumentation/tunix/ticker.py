@@ -29,7 +29,8 @@ class Ticker:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler or a finalizer may log at any moment.
+        self._lock = threading.RLock()
         self._actions: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()

@@ -22,12 +22,22 @@ from .telemetry import active, report_failure
 
 
 def train(call: Call) -> Any:
-    """Any `train` of a trainer or learner: the run, where it is the outermost."""
+    """`PeftTrainer.train`: the run, where it is the outermost."""
+    return _train(call, message=True)
+
+
+def train_learner(call: Call) -> Any:
+    """`train` of a learner; what rewards and environments raise may quote a prompt."""
+    return _train(call, message=False)
+
+
+def _train(call: Call, *, message: bool) -> Any:
     telemetry = call.telemetry
     with context.run(
         telemetry,
         lambda: facts.of_run(call.instance, telemetry.library),
-        lambda: metrics.flush(telemetry),
+        lambda run: metrics.flush(telemetry, run),
+        message=message,
     ):
         return call.proceed()
 
@@ -84,7 +94,11 @@ class TrainStep(_Proxy):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles the wrapped callable."""
-        return self.__wrapped__.__reduce_ex__(protocol)
+        return _itself, (self.__wrapped__,)
+
+
+def _itself(wrapped: Any) -> Any:
+    return wrapped
 
 
 def run_eval(call: Call) -> Any:
