@@ -33,6 +33,8 @@ def on_term(number, frame):
     raise SystemExit(7)
 
 signal.signal(signal.SIGTERM, on_term)
+# A shell that runs the tests in the background has Ctrl-C ignored by all its descendants.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
 
 def data():
