@@ -11,7 +11,6 @@ everything nests.
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, TypeAlias
@@ -212,5 +211,5 @@ def _run_id(telemetry: Telemetry, environ: Mapping[str, str] = os.environ) -> st
     if telemetry.options.run_id is not None:
         return telemetry.options.run_id
     given = next((environ[name] for name in _JOB_IDS if environ.get(name)), None)
-    # uuid4 draws from the operating system; the random module repeats after random.seed().
-    return given or uuid.uuid4().hex
+    # From the operating system: the random module repeats after random.seed().
+    return given or os.urandom(16).hex()

@@ -37,18 +37,11 @@ def detect() -> Library | None:
         The library, or None where no `tunix` is found or where it belongs to no distribution we
         know (a source checkout on the path): the caller then goes by features alone.
     """
-    origin = _origin()
-    if origin is None:
+    found = _find()
+    if found is None:
         return None
-    for requirement in _TUNIX:
-        name = requirement.split()[0]
-        try:
-            distribution = importlib.metadata.distribution(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        if _owns(distribution, origin):
-            return Library(name, distribution.version, requirement)
-    return None
+    requirement, distribution = found
+    return Library(requirement.split()[0], distribution.version, requirement)
 
 
 def required() -> tuple[str, ...]:
@@ -58,10 +51,25 @@ def required() -> tuple[str, ...]:
     there is none (so that the refusal names them), and nothing for a source checkout without
     metadata, which is instrumented by feature.
     """
-    library = detect()
-    if library is not None:
-        return (library.requirement,)
+    found = _find()
+    if found is not None:
+        return (found[0],)
     return _TUNIX if _origin() is None else ()
+
+
+def _find() -> tuple[str, importlib.metadata.Distribution] | None:
+    """The requirement and the distribution that own the package; reads no version."""
+    origin = _origin()
+    if origin is None:
+        return None
+    for requirement in _TUNIX:
+        try:
+            distribution = importlib.metadata.distribution(requirement.split()[0])
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if _owns(distribution, origin):
+            return requirement, distribution
+    return None
 
 
 def _origin() -> str | None:

@@ -132,7 +132,7 @@ class LoggedSteps:
             )
 
     def _send(self, *, decided: bool = False, wait: float = _PATIENCE) -> None:
-        if not decided and self._telemetry.voice is Voice.UNDECIDED:
+        if not decided and self._telemetry.voice == Voice.UNDECIDED:
             return
         if not self._sending.acquire(timeout=wait):
             return

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import wrapt
 from opentelemetry.util.types import AttributeValue
 
-from . import context, facts, metrics, semconv
+from . import context, metrics, semconv
 from .patching import Call
 from .telemetry import active, report_failure
 
@@ -32,6 +32,8 @@ def train_learner(call: Call) -> Any:
 
 
 def _train(call: Call, *, message: bool) -> Any:
+    from . import facts  # only processes that train need it
+
     telemetry = call.telemetry
     with context.run(
         telemetry,
@@ -154,6 +156,8 @@ def _note_batch_shape(args: tuple[Any, ...]) -> None:
     if run is None or run.batch_shape is not None:
         return
     run.batch_shape = ()
+    from . import facts
+
     try:
         run.batch_shape = facts.batch_shape(args[-1])
         if run.span is not None and run.batch_shape:
