@@ -327,11 +327,12 @@ def test_other_processes_speak_as_the_policy_says(
     finally:
         TunixInstrumentor().uninstrument()
     assert bool(collected.spans()) is speaks
-    assert bool(collected.gauges()) is speaks
+    gauges = collected.gauges()  # once: older SDKs do not repeat an idle gauge
+    assert bool(gauges) is speaks
     assert bool(collected.events()) is speaks
     emitted = [*collected.spans(), *collected.events()]
     assert {item.attributes[semconv.PROCESS_INDEX] for item in emitted} <= {1}
-    indices = {dict(attributes).get(semconv.PROCESS_INDEX) for _, attributes in collected.gauges()}
+    indices = {dict(attributes).get(semconv.PROCESS_INDEX) for _, attributes in gauges}
     assert indices == ({1} if speaks else set())
 
 
