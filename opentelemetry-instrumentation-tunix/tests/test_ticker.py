@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry.instrumentation.tunix import ticker as ticker_module
 from opentelemetry.instrumentation.tunix.ticker import Ticker
 
 NAME = "tunix-telemetry"
@@ -64,6 +66,40 @@ def test_a_stopped_ticker_leaves_no_thread_and_starts_again(ticker: Ticker) -> N
     done = threading.Event()
     ticker.schedule(done.set)
     assert done.wait(30)
+
+
+def test_stopping_returns_whatever_the_thread_is_doing(
+    ticker: Ticker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the instant in which the thread has found nothing to stop it and not acted yet."""
+    between, stopped = threading.Event(), threading.Event()
+
+    class Event(threading.Event):
+        """An event whose timed wait lets a stop happen just after it has said no."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            found = super().wait(timeout)
+            if timeout == ticker_module.INTERVAL and not found:
+                between.set()
+                assert stopping.wait(30)
+            return found
+
+    stopping = threading.Event()
+    monkeypatch.setattr(ticker_module.threading, "Event", Event)
+    ticker.schedule(lambda: None)
+    monkeypatch.undo()
+    assert between.wait(30)
+
+    def stop() -> None:
+        ticker.stop()
+        stopped.set()
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    while ticker._thread is not None:
+        time.sleep(0.001)
+    stopping.set()
+    assert stopped.wait(30)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")

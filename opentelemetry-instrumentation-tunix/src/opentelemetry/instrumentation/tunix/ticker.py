@@ -40,29 +40,38 @@ class Ticker:
         """Has `action` called soon; it must not wait, and what it raises is logged once."""
         with self._lock:
             self._actions.append(action)
-            if self._thread is None:
-                self._stop = threading.Event()
-                self._wake = threading.Event()
-                self._thread = threading.Thread(
-                    target=self._run,
-                    args=(self._wake, self._stop),
-                    name="tunix-telemetry",
-                    # It holds no process back; what waits at exit goes out by exit hooks.
-                    daemon=True,
-                )
-                # Threads in the middle of a JAX call when the interpreter ends abort the process.
-                atexit.unregister(self.stop)
-                atexit.register(self.stop)
-                self._thread.start()
+            if self._thread is None and not self._start():
+                return
             self._wake.set()
+
+    def _start(self) -> bool:
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(self._wake, self._stop),
+            name="tunix-telemetry",
+            # It holds no process back; what waits at exit goes out by exit hooks.
+            daemon=True,
+        )
+        # Threads in the middle of a JAX call when the interpreter ends abort the process.
+        atexit.unregister(self.stop)
+        atexit.register(self.stop)
+        try:
+            self._thread.start()
+        except RuntimeError:  # the interpreter is about to end: exit hooks emit what waits
+            self._thread = None
+        return self._thread is not None
 
     def stop(self) -> None:
         """Ends the thread; what is scheduled is called by its owner, not here."""
         with self._lock:
-            thread, self._thread = self._thread, None
+            # Taken first: a signal handler may schedule in between, and that starts a new thread.
+            thread, stop, wake = self._thread, self._stop, self._wake
+            self._thread = None
             self._actions.clear()
-            self._stop.set()
-            self._wake.set()
+            stop.set()
+            wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
@@ -72,6 +81,9 @@ class Ticker:
             if stop.wait(INTERVAL):
                 return
             with self._lock:
+                # Asked again: clearing the wake-up call of a `stop` would be to sleep for ever.
+                if stop.is_set():
+                    return
                 wake.clear()
                 actions, self._actions = self._actions, []
             for action in actions:
