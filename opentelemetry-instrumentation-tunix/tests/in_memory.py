@@ -74,7 +74,7 @@ class Collected:
 
     def _tick(self) -> None:
         # What the ticker's thread does a moment later.
-        for _, steps in list(metrics._streams.values()):
+        for steps in metrics._streams.values():
             steps.tick()
 
     def clear(self) -> None:

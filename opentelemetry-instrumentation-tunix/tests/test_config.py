@@ -16,7 +16,11 @@ from opentelemetry.instrumentation.tunix.config import Options
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "telemetry.md"
 DEFAULTS = Options(
-    span_groups=config.SPAN_GROUPS, processes="zero", step_events=True, trace_per_step=None
+    span_groups=config.SPAN_GROUPS,
+    processes="zero",
+    step_events=True,
+    device_time=True,
+    trace_per_step=None,
 )
 
 

@@ -73,7 +73,7 @@ seen: list[tuple[Any, ...]] = []
 
 
 def advice(call: Call) -> Any:
-    seen.append((call.instance, call.args, call.kwargs))
+    seen.append((call.args, call.kwargs))
     return call.proceed()
 
 

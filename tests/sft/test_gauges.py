@@ -67,8 +67,8 @@ def test_observer_sees_each_value_with_all_that_is_known(
     assert (series.prefix, series.name, series.mode) == ("actor", "rewards/score mean", MODE)
     assert series.gauge_name == "tunix.rewards.score.mean"
     assert (logged.step, logged.kept, logged.number) == (7, 1.5, 1.5)
-    assert logged.thread == threading.get_ident()
-    assert logged.context == context
+    assert logged.origin.thread == threading.get_ident()
+    assert logged.origin.context == context
 
 
 def test_observer_gets_log_order_within_prefix_and_mode(
@@ -100,8 +100,8 @@ def test_observed_thread_and_context_are_those_of_the_log_call(
     thread = threading.Thread(target=stream.poll)
     thread.start()
     thread.join()
-    assert seen[0].thread == threading.get_ident()
-    assert otel_context.get_value("key", seen[0].context) == "value"
+    assert seen[0].origin.thread == threading.get_ident()
+    assert otel_context.get_value("key", seen[0].origin.context) == "value"
     assert otel_context.get_value("key") is None
 
 

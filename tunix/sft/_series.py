@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
@@ -36,6 +37,25 @@ class Store(Protocol):
         ...
 
 
+class Origin(NamedTuple):
+    """Where and when a value was logged.
+
+    Attributes:
+        thread: `threading.get_ident()` of the call that logged it.
+        context: The OpenTelemetry context of that call.
+        time_ns: Its time, in nanoseconds since the epoch.
+    """
+
+    thread: int
+    context: Context
+    time_ns: int
+
+    @classmethod
+    def here(cls) -> Origin:
+        """This thread, its context, now."""
+        return cls(threading.get_ident(), otel_context.get_current(), time.time_ns())
+
+
 class Logged(NamedTuple):
     """One logged value, resolved.
 
@@ -44,16 +64,14 @@ class Logged(NamedTuple):
         step: The step; None where what was passed is no whole number.
         kept: The value on the host; for a number that float64 holds, `number` itself.
         number: What a gauge would show, NaN and infinities included; None for what is no number.
-        thread: `threading.get_ident()` of the call that logged it.
-        context: The OpenTelemetry context of that call.
+        origin: Where and when it was logged.
     """
 
     series: Series
     step: int | None
     kept: object
     number: float | None
-    thread: int
-    context: Context
+    origin: Origin
 
 
 class _NoStore:
@@ -119,17 +137,20 @@ class Series:
 class Entry:
     """A value that waits: for the device, or for what was logged before it."""
 
-    __slots__ = ("context", "series", "step", "stored", "thread", "value")
+    __slots__ = ("origin", "series", "step", "stored", "value")
 
     def __init__(
-        self, series: Series, value: Value, step: int | DeviceValue | Ratio | None
+        self,
+        series: Series,
+        value: Value,
+        step: int | DeviceValue | Ratio | None,
+        origin: Origin | None,
     ) -> None:
         self.series = series
         self.value = value
         self.step = step
         self.stored = False
-        self.thread = threading.get_ident()
-        self.context = otel_context.get_current()
+        self.origin = origin or Origin.here()
 
     def ready(self) -> bool:
         return all(part.ready() for part in self._on_device())

@@ -36,7 +36,7 @@ from opentelemetry.instrumentation.instrumentor import (  # pyright: ignore[repo
     BaseInstrumentor,
 )
 
-from . import library, metrics, patching, telemetry
+from . import library, metrics, patching, telemetry, training
 from .config import Options
 from .targets import TARGETS
 from .version import __version__
@@ -73,4 +73,6 @@ class TunixInstrumentor(BaseInstrumentor):
         patching.restore()
         stopped = telemetry.activate(None)
         if stopped is not None:
+            training.stop()
             metrics.stop(stopped)
+            stopped.silence()

@@ -35,7 +35,7 @@ from ._scalars import (
     read,
     read_step,
 )
-from ._series import Entry, Group, Logged, Series, Store, keep_nothing, text_of
+from ._series import Entry, Group, Logged, Origin, Series, Store, keep_nothing, text_of
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +119,15 @@ class GaugeStream:
 
     # Logging ------------------------------------------------------------------------------------
 
-    def log(self, prefix: Any, name: Any, value: Any, mode: Any, step: Any) -> None:
+    def log(
+        self,
+        prefix: Any,
+        name: Any,
+        value: Any,
+        mode: Any,
+        step: Any,
+        origin: Origin | None = None,
+    ) -> None:
         """Takes one value.
 
         Args:
@@ -128,6 +136,7 @@ class GaugeStream:
             value: Anything; `_scalars.read` says what becomes of it.
             mode: A string, or an enum whose value is one.
             step: What is no whole number within int64 leaves the step gauge alone.
+            origin: Where it was logged, where that is not here and now.
         """
         try:
             try:
@@ -144,7 +153,7 @@ class GaugeStream:
                 series.store.add(result)
                 return
             with self._lock:
-                self._take(series, result, step)
+                self._take(series, result, step, origin)
         except Exception as error:
             self._note("log", type(error).__name__, f"A value was not logged: {error!r}")
         if self._due:
@@ -164,7 +173,7 @@ class GaugeStream:
                 self._index[prefix, name, mode] = series
             return series
 
-    def _take(self, series: Series, value: Value, step: Any) -> None:
+    def _take(self, series: Series, value: Value, step: Any, origin: Origin | None) -> None:
         emitter = self._emitter
         if api._METER_PROVIDER is not emitter.seen:
             try:
@@ -173,10 +182,10 @@ class GaugeStream:
                 self._note("provider", "", f"The meter provider cannot be used: {error!r}")
         if type(value) is float and type(step) is int and not self._waiting:
             series.store.add(value)
-            self._pass_on(series, value, value, step, None)
+            self._pass_on(series, value, value, step, origin)
             return
         self._drain()
-        entry = Entry(series, value, read_step(step))
+        entry = Entry(series, value, read_step(step), origin)
         series.unresolved += 1
         if series.unresolved == 1 and not isinstance(value, DeviceValue | Ratio):
             self._store(entry, value)
@@ -244,20 +253,23 @@ class GaugeStream:
         if isinstance(value, Other):
             self._note("value", entry.series.name, _NOT_EMITTED.format(entry.series.name, value))
         kept = value.kept if isinstance(value, Other) else value
-        token = otel_context.attach(entry.context)
+        token = otel_context.attach(entry.origin.context)
         try:
-            self._pass_on(entry.series, kept, as_number(value), step, entry)
+            self._pass_on(entry.series, kept, as_number(value), step, entry.origin)
         finally:
             otel_context.detach(token)
 
     def _pass_on(
-        self, series: Series, kept: Any, number: float | None, step: int | None, entry: Entry | None
+        self,
+        series: Series,
+        kept: Any,
+        number: float | None,
+        step: int | None,
+        origin: Origin | None,
     ) -> None:
         try:
             if self._observe is not None and kept is not NOTHING:
-                thread = threading.get_ident() if entry is None else entry.thread
-                context = otel_context.get_current()
-                self._observe(Logged(series, step, kept, number, thread, context))
+                self._observe(Logged(series, step, kept, number, origin or Origin.here()))
             if number is not None:
                 self._emitter.publish(series, step, number)
         except Exception as error:

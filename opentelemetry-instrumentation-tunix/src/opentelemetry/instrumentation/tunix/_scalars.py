@@ -143,7 +143,7 @@ def read(value: Any) -> Value:
     """Reads a logged value without waiting for a device; never raises.
 
     Args:
-        value: Anything.
+        value: Anything; what was read already reads as itself.
 
     Returns:
         A float or an int for what is one number, `DeviceValue` or `Ratio` for a number that is
@@ -163,7 +163,10 @@ def read(value: Any) -> Value:
 
 
 def read_step(step: Any) -> int | DeviceValue | Ratio | None:
-    """Reads a step; None for what is no whole number."""
+    """Reads a step; None for what is no whole number.
+
+    What was read already reads as itself, None included.
+    """
     value = read(step)
     return value if isinstance(value, DeviceValue | Ratio) else as_step(value)
 
@@ -238,6 +241,10 @@ def _tracer(value: Any) -> Other:
 
 def _no_number(value: Any) -> Other:
     return Other(_on_host(value), f"a {type(value).__name__}")
+
+
+def _itself(value: Value) -> Value:
+    return value
 
 
 def _unknown(value: Any) -> Value:
@@ -356,4 +363,4 @@ _BY_BASE: Final[tuple[tuple[type | tuple[type, ...], Callable[[Any], Value]], ..
     (np.ndarray, _array),
     ((list, tuple), _sequence),
 )
-_readers: dict[type, Callable[[Any], Value]] = {}
+_readers: dict[type, Callable[[Any], Value]] = dict.fromkeys((DeviceValue, Ratio, Other), _itself)

@@ -16,7 +16,7 @@ from typing import Any, Final
 _log = logging.getLogger(__package__)
 
 PREFIX: Final = "OTEL_INSTRUMENTATION_TUNIX_"
-SPAN_GROUPS: Final = ("run", "train", "eval", "checkpoint")
+SPAN_GROUPS: Final = ("run", "train", "eval", "checkpoint", "compile")
 PROCESSES: Final = ("zero", "all", "errors")
 
 
@@ -33,6 +33,7 @@ class Options:
         processes: Which JAX processes emit, of `PROCESSES`.
         run_id: Value of `tunix.run.id`; None for the launcher's job id or a random one.
         step_events: Whether to emit `tunix.training.step_completed`.
+        device_time: Whether to watch for the end of device work.
     """
 
     span_groups: Collection[str] | None = None
@@ -40,6 +41,7 @@ class Options:
     processes: str | None = None
     run_id: str | None = None
     step_events: bool | None = None
+    device_time: bool | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -68,7 +70,7 @@ class Options:
         environment: Mapping[str, Any] = {
             name: environ.get(PREFIX + name.upper()) or None for name in names
         }
-        options = cls(span_groups=SPAN_GROUPS, processes="zero", step_events=True)
+        options = cls(span_groups=SPAN_GROUPS, processes="zero", step_events=True, device_time=True)
         for source in (environment, given):
             raw: dict[str, Any] = {name: source.get(name) for name in names}
             chosen = cls(**raw)
@@ -128,4 +130,5 @@ _PARSERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "processes": _policy,
     "run_id": _identifier,
     "step_events": _boolean,
+    "device_time": _boolean,
 }

@@ -11,9 +11,10 @@ everything nests.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -23,11 +24,15 @@ from opentelemetry.util.types import AttributeValue
 from . import semconv
 from .telemetry import SpanScope, Telemetry, report_failure
 
+if TYPE_CHECKING:
+    from .accounting import TimeAccount
+
 Attributes: TypeAlias = Callable[[], dict[str, AttributeValue]]
 """Attributes on demand: a span that is not recorded costs none."""
 
 # The job id that a launcher gives to all ranks and keeps over restarts.
 _JOB_IDS: Final = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "PBS_JOBID", "LSB_JOBID", "JOB_ID")
+DEFAULT_ROLE: Final = "trainer"
 _NOTHING: Final[AbstractContextManager[Span | None]] = nullcontext()
 
 
@@ -41,13 +46,23 @@ class Run:
         step_is_root: Whether a step begins a trace of its own.
         span: `tunix.run`; None where it is not drawn.
         batch_shape: Shape of the first batch, once it is known.
+        role: Whose run it is, in the words of `tunix.role`.
+        account: Where its time went.
     """
 
-    __slots__ = ("batch_shape", "id", "link", "span", "step_is_root")
+    __slots__ = ("account", "batch_shape", "id", "link", "role", "span", "step_is_root")
 
-    def __init__(self, id: str, step_is_root: bool) -> None:  # noqa: A002  it is the run's id
+    def __init__(
+        self,
+        id: str,  # noqa: A002  it is the run's id
+        step_is_root: bool,
+        role: str,
+        account: TimeAccount,
+    ) -> None:
         self.id = id
         self.step_is_root = step_is_root
+        self.role = role
+        self.account = account
         self.link: Link | None = None
         self.span: Span | None = None
         self.batch_shape: tuple[int, ...] | None = None
@@ -82,6 +97,7 @@ def run(
     at_end: Callable[[Run], None] = lambda _: None,
     *,
     message: bool = True,
+    role: str = DEFAULT_ROLE,
 ) -> Generator[None]:
     """Opens a run around the block, unless the block is inside one already.
 
@@ -93,13 +109,22 @@ def run(
         attributes: Makes the attributes of the run.
         at_end: Called with the run when the block has ended, however, before the span ends.
         message: Whether the message of an exception may leave.
+        role: Whose run it is.
     """
     if run_in() is not None:
         yield
         return
+    # Not at import: every Python process of an instrumented tree imports this module.
+    from .accounting import TimeAccount
+
     nested = trace.get_current_span().get_span_context().is_valid
     step_is_root = telemetry.options.trace_per_step
-    here = Run(_run_id(telemetry), step_is_root if isinstance(step_is_root, bool) else not nested)
+    here = Run(
+        _run_id(telemetry),
+        step_is_root if isinstance(step_is_root, bool) else not nested,
+        role,
+        TimeAccount(telemetry, time.perf_counter_ns()),
+    )
     token = otel_context.attach(otel_context.set_value(_RUN_KEY, here))
     _runs.add(here)
     try:
@@ -121,13 +146,14 @@ def run(
                 yield
             finally:
                 at_end(here)
+                here.account.close(time.perf_counter_ns())
     finally:
         _runs.discard(here)
         otel_context.detach(token)
 
 
 def span(
-    telemetry: Telemetry, name: str, attributes: Attributes, *, start_time: int | None = None
+    telemetry: Telemetry, name: str, attributes: Attributes
 ) -> AbstractContextManager[Span | None]:
     """A span of the current run, for a `with` block.
 
@@ -137,28 +163,58 @@ def span(
         telemetry: What to emit through.
         name: Span name.
         attributes: Makes the attributes; the run id is added.
-        start_time: Nanoseconds since the epoch, for a span that is made after the fact.
     """
-    here = run_in()
-    links: tuple[Link, ...] = ()
-    alone = not trace.get_current_span().get_span_context().is_valid
-    if alone and here is not None and here.link is not None:
-        links = (here.link,)
-    return _scope(telemetry, name, attributes, links=links, start_time=start_time)
+    return _scope(telemetry, name, attributes, links=_links())
 
 
-def step_span(
-    telemetry: Telemetry, name: str, attributes: Attributes
-) -> AbstractContextManager[Span | None]:
-    """A span that begins a trace of its own where steps do, for a `with` block.
+def past_span(
+    telemetry: Telemetry,
+    name: str,
+    attributes: Attributes,
+    *,
+    start_ns: int,
+    end_ns: int | None = None,
+    error: BaseException | None = None,
+) -> None:
+    """Emits a span of the current run that is over already.
+
+    Args:
+        telemetry: What to emit through.
+        name: Span name.
+        attributes: Makes the attributes; the run id is added.
+        start_ns: Nanoseconds since the epoch.
+        end_ns: Nanoseconds since the epoch; None for now.
+        error: What the call raised.
+    """
+    scope = _scope(
+        telemetry, name, attributes, links=_links(), start_time=start_ns, end_time=end_ns
+    )
+    scope.__enter__()
+    scope.__exit__(None if error is None else type(error), error, None)
+
+
+def start_step(telemetry: Telemetry, name: str, start_ns: int) -> Span:
+    """Starts a span that begins a trace of its own where steps do.
 
     It is then a root that links to the run, whatever span is current; else a plain child.
     """
     here = run_in()
     if here is None or not here.step_is_root:
-        return _scope(telemetry, name, attributes)
-    links = () if here.link is None else (here.link,)
-    return _scope(telemetry, name, attributes, links=links, root=True)
+        return telemetry.start_span(name, start_time=start_ns)
+    return telemetry.start_span(
+        name,
+        # An invalid span in the current context and not an empty context, which drops baggage.
+        context=trace.set_span_in_context(INVALID_SPAN),
+        links=() if here.link is None else (here.link,),
+        start_time=start_ns,
+    )
+
+
+def _links() -> tuple[Link, ...]:
+    """Links of a span that is made here: to the run, where it has no parent."""
+    here = run_in()
+    alone = not trace.get_current_span().get_span_context().is_valid
+    return (here.link,) if alone and here is not None and here.link is not None else ()
 
 
 def _scope(
@@ -167,9 +223,9 @@ def _scope(
     attributes: Attributes,
     *,
     links: tuple[Link, ...] = (),
-    root: bool = False,
     current: bool = True,
     start_time: int | None = None,
+    end_time: int | None = None,
     message: bool = True,
 ) -> AbstractContextManager[Span | None]:
     if semconv.GROUPS[name] not in telemetry.span_groups:
@@ -177,9 +233,7 @@ def _scope(
     here = run_in()
 
     def all_attributes() -> dict[str, AttributeValue]:
-        found = dict(telemetry.process_attributes)
-        if here is not None:
-            found[semconv.RUN_ID] = here.id
+        found = identity(telemetry, here)
         try:
             found.update(attributes())
         except Exception:
@@ -190,13 +244,20 @@ def _scope(
         telemetry,
         name,
         all_attributes,
-        # An invalid span in the current context and not an empty context, which drops baggage.
-        context=trace.set_span_in_context(INVALID_SPAN) if root else None,
         links=links,
         current=current,
         start_time=start_time,
+        end_time=end_time,
         message=message,
     )
+
+
+def identity(telemetry: Telemetry, run: Run | None) -> dict[str, AttributeValue]:
+    """What every span tells: its process, where there are several, and its run."""
+    found = dict(telemetry.process_attributes)
+    if run is not None:
+        found[semconv.RUN_ID] = run.id
+    return found
 
 
 def _facts(attributes: Attributes) -> dict[str, AttributeValue]:

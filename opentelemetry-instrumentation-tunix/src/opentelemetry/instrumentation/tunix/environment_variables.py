@@ -6,7 +6,8 @@
 """
 
 OTEL_INSTRUMENTATION_TUNIX_SPAN_GROUPS = "OTEL_INSTRUMENTATION_TUNIX_SPAN_GROUPS"
-"""Comma-separated groups of spans to emit: run, train, eval, checkpoint. Default: all."""
+"""Comma-separated groups of spans to emit: run, train, eval, checkpoint,
+compile. Default: all."""
 
 OTEL_INSTRUMENTATION_TUNIX_TRACE_PER_STEP = "OTEL_INSTRUMENTATION_TUNIX_TRACE_PER_STEP"
 """Whether each step is a trace of its own (true) or a child of the run (false). Default: a trace of
@@ -21,3 +22,7 @@ OTEL_INSTRUMENTATION_TUNIX_RUN_ID = "OTEL_INSTRUMENTATION_TUNIX_RUN_ID"
 
 OTEL_INSTRUMENTATION_TUNIX_STEP_EVENTS = "OTEL_INSTRUMENTATION_TUNIX_STEP_EVENTS"
 """Whether each step that the library logs is an event with all its numbers. Default: true."""
+
+OTEL_INSTRUMENTATION_TUNIX_DEVICE_TIME = "OTEL_INSTRUMENTATION_TUNIX_DEVICE_TIME"
+"""Whether threads wait for the end of device work, so that spans and metrics cover it. Default:
+true."""

@@ -44,6 +44,15 @@ def of_run(trainer: Any, library: Library | None) -> dict[str, AttributeValue]:
     return found
 
 
+def devices_of(trainer: Any) -> frozenset[int] | None:
+    """Ids of the devices that hold a trainer's model; None where that cannot be told."""
+    jax, nnx = sys.modules["jax"], sys.modules["flax.nnx"]
+    parameters = jax.tree.leaves(nnx.state(trainer.model, nnx.Param))
+    if not parameters:
+        return None
+    return frozenset(device.id for device in parameters[0].sharding.device_set)
+
+
 def batch_shape(batch: Any) -> tuple[int, ...]:
     """Shape of the first array of a batch; () where there is none."""
     for leaf in sys.modules["jax"].tree.leaves(batch):

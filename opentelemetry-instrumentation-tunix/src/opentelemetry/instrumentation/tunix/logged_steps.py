@@ -6,17 +6,23 @@ import threading
 from collections import deque
 from typing import Any, Final
 
+import numpy as np
 from opentelemetry._logs import get_logger_provider
 
 from . import _process, semconv
 from ._gauges import GaugeStream
-from ._series import Logged, utf8
+from ._scalars import read, read_step
+from ._series import Logged, Origin, utf8
 from .context import Run, current_run
 from .step_events import Step, StepCollector
 from .telemetry import Telemetry, Voice
 from .ticker import TICKER
 
 _UNDECIDED_STEPS: Final = 4096
+_MOST_NOTED: Final = 4096
+_NOTED: Final = "values have been noted"
+# What cannot change between being noted and being read.
+_IMMUTABLE: Final = frozenset({float, int, np.float32, np.float64})
 _PATIENCE: Final = 5.0
 _INT64: Final = range(-(2**63), 2**63)
 
@@ -24,12 +30,15 @@ _INT64: Final = range(-(2**63), 2**63)
 class LoggedSteps:
     """Values of one logger on their way to gauges and step events.
 
-    The training thread only notes values; gauges are set and events emitted by the ticker, a
-    moment later, and at once at the end of a run, when the logger closes and at exit. Setting five
-    gauges and emitting an event in the loop would cost more than everything else together.
+    The training thread only notes values; everything else happens on the ticker's thread, a moment
+    later, and at once at the end of a run, when the logger closes and at exit. Doing it in the loop
+    would cost more than everything else together.
 
     Complete steps are queued while the stream holds its lock and emitted when it does not: a log
     processor may run anything. One thread sends at a time, so events keep their order.
+
+    Attributes:
+        telemetry: What it emits through.
 
     Args:
         telemetry: What to emit through.
@@ -38,7 +47,7 @@ class LoggedSteps:
 
     def __init__(self, telemetry: Telemetry, *, gauges: bool) -> None:
         library = telemetry.library
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._seen: object = None
         self._scheduled = False
         self._held = False
@@ -57,23 +66,52 @@ class LoggedSteps:
         _process.register(self)
 
     def _start(self) -> None:
+        self._noted: deque[tuple[Any, Any, Any, Any, Any, Origin]] = deque()
         self._collector = StepCollector(self._complete.append)
         # Reentrant: a signal handler, a finalizer or a log processor may log at any moment.
+        self._taking = threading.RLock()
         self._collecting = threading.RLock()
         self._sending = threading.RLock()
 
     def log(self, prefix: Any, name: Any, value: Any, mode: Any, step: Any) -> None:
         """Takes one value; never waits and never raises."""
-        self._stream.log(prefix, name, value, mode, step)
-        if not self._scheduled and not self._silent:
+        if self._silent:
+            return
+        if type(value) not in _IMMUTABLE:
+            value = read(value)
+        if type(step) is not int:
+            step = read_step(step)
+        self._noted.append((prefix, name, value, mode, step, Origin.here()))
+        if not self._scheduled:
             self._scheduled = True
+            _process.hold(self, _NOTED)
+            # Exit hooks run last-in first-out, and a provider that was made meanwhile has its own.
+            _process.finish_before_the_rest()
             TICKER.schedule(self.tick)
+        elif len(self._noted) > _MOST_NOTED:
+            self._take(wait=0.0)
+
+    def _take(self, wait: float = _PATIENCE) -> None:
+        """Passes on what was noted, in that order; one thread at a time."""
+        if not self._taking.acquire(timeout=wait):
+            return
+        try:
+            for _ in range(len(self._noted)):
+                *value, origin = self._noted.popleft()
+                self._stream.log(*value, origin=origin)
+        except IndexError:  # a signal handler has come in between and taken the rest
+            pass
+        finally:
+            self._taking.release()
 
     def tick(self) -> None:
         """Emits what is known; waits for nothing."""
         # First, so that a value which comes meanwhile is not forgotten.
         self._scheduled = False
+        self._take()
         self._stream.emit_waiting()
+        if not self._noted:
+            _process.release(self, _NOTED)
         self._send(wait=0.0)
 
     def flush(self, run: Run | None = None) -> None:
@@ -81,6 +119,7 @@ class LoggedSteps:
 
         Waits for no device; only, a few seconds at most, for a thread that is emitting just now.
         """
+        self._take()
         self._stream.emit_waiting()
         with self._collecting:
             self._collector.flush(lambda context: run is None or current_run(context) is run)
@@ -93,6 +132,7 @@ class LoggedSteps:
 
     def finish(self) -> None:
         """Completes the open steps once their values are known."""
+        self._take()
         self._stream.finish()
         self.flush()
         if self._complete and _process.last_process_index() == 0:
@@ -127,12 +167,11 @@ class LoggedSteps:
                 series.gauge_name,
                 step,
                 logged.number,
-                logged.thread,
-                logged.context,
+                logged.origin,
             )
 
     def _send(self, *, decided: bool = False, wait: float = _PATIENCE) -> None:
-        if not decided and self._telemetry.voice == Voice.UNDECIDED:
+        if not decided and self.telemetry.voice == Voice.UNDECIDED:
             return
         if not self._sending.acquire(timeout=wait):
             return
@@ -157,7 +196,7 @@ class LoggedSteps:
             attributes[semconv.NONFINITE] = step.nonfinite
         if step.late:
             attributes[semconv.LATE] = True
-        self._telemetry.log_event(
+        self.telemetry.log_event(
             semconv.STEP_COMPLETED,
             attributes,
             body=step.values,

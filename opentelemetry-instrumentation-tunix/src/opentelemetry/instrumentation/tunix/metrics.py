@@ -9,11 +9,11 @@ library's call comes first and its result is what the caller gets.
 
 from __future__ import annotations
 
-import threading
-import weakref
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from .patching import Call
+from .per_object import PerObject
 from .telemetry import Telemetry, report_failure
 
 if TYPE_CHECKING:
@@ -22,21 +22,14 @@ if TYPE_CHECKING:
 
 _PARAMETERS: Final = ("metrics_prefix", "metric_name", "scalar_value", "mode", "step")
 
-# Streams of live loggers by identity (a logger may be unhashable, or equal to another one), each
-# with the telemetry that it was made for.
-_streams: dict[int, tuple[Telemetry, LoggedSteps]] = {}
-_immortal: list[Any] = []
-# Reentrant: a signal handler or a finalizer may log at any moment.
-_lock = threading.RLock()
-
 
 def log(call: Call) -> Any:
     """`MetricsLogger.log`: one number of one step."""
     result = call.proceed()
     try:
-        values = call.args
-        if len(values) < len(_PARAMETERS):
-            values += tuple(call.kwargs[name] for name in _PARAMETERS[len(values) :])
+        _, *values = call.args
+        if call.kwargs:
+            values += [call.kwargs[name] for name in _PARAMETERS[len(values) :]]
         _stream(call).log(*values)
     except Exception:
         report_failure("reading a logged value")
@@ -46,10 +39,11 @@ def log(call: Call) -> Any:
 def close(call: Call) -> Any:
     """`MetricsLogger.close`: the last step is complete."""
     result = call.proceed()
-    entry = _streams.get(id(call.instance))
-    if entry is not None:
+    _put_listeners_back()
+    steps = _streams.get(call.instance)
+    if steps is not None:
         try:
-            entry[1].finish()
+            steps.finish()
         except Exception:
             report_failure("emitting what a closed logger had logged")
     return result
@@ -57,10 +51,8 @@ def close(call: Call) -> Any:
 
 def flush(telemetry: Telemetry, run: Run | None = None) -> None:
     """Completes open steps, of one run or all; values still on a device make late events."""
-    with _lock:
-        entries = list(_streams.values())
-    for owner, steps in entries:
-        if owner is telemetry:
+    for steps in _streams.values():
+        if steps.telemetry is telemetry:
             try:
                 steps.flush(run)
             except Exception:
@@ -69,39 +61,47 @@ def flush(telemetry: Telemetry, run: Run | None = None) -> None:
 
 def stop(telemetry: Telemetry) -> None:
     """Emits what has been logged so far and ends the thread that would have."""
+    ticker = sys.modules.get(f"{__package__}.ticker")
+    if ticker is not None:
+        ticker.TICKER.stop()
     flush(telemetry)
-    if _streams:
-        from .ticker import TICKER
-
-        TICKER.stop()
 
 
 def _stream(call: Call) -> LoggedSteps:
-    entry = _streams.get(id(call.instance))
-    if entry is None or entry[0] is not call.telemetry:
-        with _lock:
-            entry = _streams.get(id(call.instance))
-            if entry is None or entry[0] is not call.telemetry:
-                entry = _open_stream(call)
-    return entry[1]
+    steps = _streams.get(call.instance)
+    if steps is None or steps.telemetry is not call.telemetry:
+        # Not at import: most processes of an instrumented tree log nothing.
+        from .logged_steps import LoggedSteps
+
+        steps = _streams.set(
+            call.instance,
+            lambda before: (
+                before
+                if before is not None and before.telemetry is call.telemetry
+                else LoggedSteps(call.telemetry, gauges=not _emits_itself(call.instance))
+            ),
+        )
+    return steps
 
 
-def _open_stream(call: Call) -> tuple[Telemetry, LoggedSteps]:
-    # Not at import: most processes of an instrumented tree log nothing.
-    from .logged_steps import LoggedSteps
+def _put_listeners_back() -> None:
+    """google-tunix takes all listeners of `jax.monitoring` out whenever a logger closes."""
+    compilation = sys.modules.get(f"{__package__}.compilation")
+    if compilation is not None:
+        compilation.listen()
 
-    logger, key = call.instance, id(call.instance)
-    if key not in _streams:
-        # A logger that takes no weak reference is kept, and its identity with it.
-        try:
-            weakref.finalize(logger, _streams.pop, key, None).atexit = False
-        except TypeError:
-            _immortal.append(logger)
-    entry = (call.telemetry, LoggedSteps(call.telemetry, gauges=not _emits_itself(logger)))
-    _streams[key] = entry
-    return entry
+
+def _finish_soon(steps: LoggedSteps) -> None:
+    """A logger is gone: its last step is complete."""
+    from .ticker import TICKER
+
+    # Not here: a finalizer runs anywhere, and what emits may take any lock.
+    TICKER.schedule(steps.flush)
 
 
 def _emits_itself(logger: Any) -> bool:
     """Whether the library's logger sets gauges of its own: tunix-core's does, others may."""
     return hasattr(logger, "event") or getattr(logger, "_otel_meter", None) is not None
+
+
+_streams: Final[PerObject[LoggedSteps]] = PerObject(_finish_soon)

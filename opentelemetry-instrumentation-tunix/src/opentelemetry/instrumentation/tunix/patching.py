@@ -34,17 +34,20 @@ class Call(NamedTuple):
 
     Attributes:
         telemetry: What to emit through.
-        function: The wrapped method, bound to its instance.
-        instance: What it is bound to; None for a static method.
-        args: The caller's positional arguments.
+        function: The wrapped function, not bound.
+        args: Positional arguments, the instance or class first unless the method is static.
         kwargs: The caller's keyword arguments.
     """
 
     telemetry: Telemetry
     function: Callable[..., Any]
-    instance: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def instance(self) -> Any:
+        """What the method was called on."""
+        return self.args[0]
 
     def proceed(self) -> Any:
         """Makes the call."""
@@ -184,10 +187,7 @@ def _advised(function: Callable[..., Any], advice: Advice, *, static: bool = Fal
         telemetry = active()
         if telemetry is None or not (static or args):
             return function(*args, **kwargs)
-        if static:
-            return advice(Call(telemetry, function, None, args, kwargs))
-        bound = functools.partial(function, args[0])
-        return advice(Call(telemetry, bound, args[0], args[1:], kwargs))
+        return advice(Call(telemetry, function, args, kwargs))
 
     return wrapper
 

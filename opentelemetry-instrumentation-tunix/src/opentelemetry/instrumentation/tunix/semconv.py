@@ -91,12 +91,17 @@ RUN: Final = _span(
 MODEL_TRAIN: Final = _span("tunix.model.train", "one call of the train step: one micro-batch")
 MODEL_EVAL: Final = _span("tunix.model.eval", "one evaluation over the evaluation data set")
 CHECKPOINT_SAVE: Final = _span("tunix.checkpoint.save", "a checkpoint that was really written")
+JIT_COMPILE: Final = _span(
+    "tunix.jit.compile",
+    "JAX compiled a function: the train or evaluation step, or any other for 0.1 s or longer",
+)
 
 GROUPS: Final = {
     RUN: "run",
     MODEL_TRAIN: "train",
     MODEL_EVAL: "eval",
     CHECKPOINT_SAVE: "checkpoint",
+    JIT_COMPILE: "compile",
 }
 """The span group of each span."""
 
@@ -110,24 +115,55 @@ STEP_COMPLETED: Final = _event(
     "tunix.training.step_completed",
     "a logged step is complete: body = gauge name to value, one event per prefix, mode and step",
 )
+RECOMPILATION: Final = _event(
+    "tunix.health.recompilation",
+    "the train step was compiled again, at WARN; once for each change of its inputs",
+)
 EXCEPTION: Final = _event("tunix.exception", "an exception passed a span; once for each exception")
 
-_SPANS: Final = (RUN, MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE)
+_CALLS: Final = (RUN, MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE)
+_SPANS: Final = (*_CALLS, JIT_COMPILE)
 _RUN: Final = (RUN, RUN_START)
-_EVENTS: Final = (RUN_START, STEP_COMPLETED, EXCEPTION)
+_EVENTS: Final = (RUN_START, STEP_COMPLETED, RECOMPILATION, EXCEPTION)
 _GAUGES: Final = "gauges"
+
+# Metrics (scope opentelemetry.instrumentation.tunix) ----------------------------------------------
+
+TRAIN_DURATION: Final = _metric(
+    "tunix.model.train.duration",
+    "histogram",
+    "s",
+    "from the call of the train step to its end on the device, queueing included; "
+    "to the exception where it failed",
+)
+TRAIN_DEVICE_DURATION: Final = _metric(
+    "tunix.model.train.device.duration", "histogram", "s", "what of that the device worked"
+)
+COMPILATIONS: Final = _metric(
+    "tunix.jit.compilations", "counter", "{compilation}", "JAX compiled a function"
+)
+COMPILE_DURATION: Final = _metric(
+    "tunix.jit.compile.duration", "histogram", "s", "tracing, lowering and compiling it"
+)
+TIME: Final = _metric(
+    "tunix.time",
+    "counter",
+    "s",
+    "wall time of a run, each second once for each mesh, by what it was spent on",
+)
+_INSTRUMENTS: Final = (TRAIN_DURATION, TRAIN_DEVICE_DURATION, COMPILATIONS, COMPILE_DURATION, TIME)
 
 # Attributes -------------------------------------------------------------------------------------
 
 RUN_ID: Final = _attribute(
-    "tunix.run.id", str, (*_SPANS, RUN_START, STEP_COMPLETED), "inside a run"
+    "tunix.run.id", str, (*_SPANS, RUN_START, STEP_COMPLETED, RECOMPILATION), "inside a run"
 )
 TRAINING_STEP: Final = _attribute(
     "tunix.training.step",
     int,
-    (MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE, STEP_COMPLETED),
-    "train: the update this micro-batch belongs to, from 1; eval and checkpoint: updates done; "
-    "event: the step as it was logged",
+    (MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE, STEP_COMPLETED, RECOMPILATION),
+    "train and recompilation: the update this micro-batch belongs to, from 1; eval and "
+    "checkpoint: updates done; step_completed: the step as it was logged",
 )
 TRAINING_MICRO_STEP: Final = _attribute(
     "tunix.training.micro_step",
@@ -138,11 +174,79 @@ TRAINING_MICRO_STEP: Final = _attribute(
 HOST_ONLY: Final = _attribute(
     "tunix.host_only",
     bool,
+    (MODEL_TRAIN, MODEL_EVAL),
+    "false where the span covers the work of the device; true where its end could not be seen and "
+    "the span ends when the call returned",
+)
+ROLE: Final = _attribute(
+    "tunix.role",
+    str,
+    (MODEL_TRAIN, TRAIN_DURATION, TRAIN_DEVICE_DURATION, TIME),
+    "whose work it is: the trainer's metrics prefix, trainer where it has none; not on idle time",
+)
+DISPATCH_DURATION: Final = _attribute(
+    "tunix.dispatch.duration",
+    float,
     (MODEL_TRAIN,),
-    "true where the span ends when the call returns, while the device may still work",
+    "seconds the call took on the host, compilation included",
+)
+QUEUE_DURATION: Final = _attribute(
+    "tunix.queue.duration",
+    float,
+    (MODEL_TRAIN,),
+    "seconds the work waited for earlier work of its devices after the call had returned",
+)
+DEVICE_DURATION: Final = _attribute(
+    "tunix.device.duration",
+    float,
+    (MODEL_TRAIN, MODEL_EVAL),
+    "seconds the devices worked; eval: the sum over its batches",
 )
 ERROR_TYPE: Final = _attribute(
-    ERROR_TYPE_KEY, str, _SPANS, "the call raised: the qualified class name of the exception"
+    ERROR_TYPE_KEY,
+    str,
+    (*_CALLS, TRAIN_DURATION, TRAIN_DEVICE_DURATION),
+    "the call raised, or its work failed on the device: the exception's qualified class name",
+)
+JIT_FUNCTION: Final = _attribute(
+    "tunix.jit.function",
+    str,
+    (JIT_COMPILE, RECOMPILATION, COMPILATIONS, COMPILE_DURATION),
+    "the compiled function's name; on metrics, other after 100 different ones",
+)
+JIT_CACHE: Final = _attribute(
+    "tunix.jit.cache",
+    str,
+    (JIT_COMPILE, COMPILATIONS, COMPILE_DURATION),
+    "hit or miss, where JAX's persistent compilation cache was asked",
+)
+JIT_TRACE_DURATION: Final = _attribute(
+    "tunix.jit.trace.duration", float, (JIT_COMPILE,), "seconds JAX traced the Python function"
+)
+JIT_LOWER_DURATION: Final = _attribute(
+    "tunix.jit.lower.duration", float, (JIT_COMPILE,), "seconds from the trace to StableHLO"
+)
+JIT_BACKEND_DURATION: Final = _attribute(
+    "tunix.jit.backend.duration", float, (JIT_COMPILE,), "seconds XLA compiled or read its cache"
+)
+JIT_CHANGES: Final = _attribute(
+    "tunix.jit.changes",
+    list,
+    (RECOMPILATION,),
+    "arguments that differ from the first call's, as path: dtype[shape] -> dtype[shape]; empty "
+    "where shapes and dtypes are the same",
+)
+TIME_BUCKET: Final = _attribute(
+    "tunix.time.bucket", str, (TIME,), "productive, overhead, idle or wasted (work that failed)"
+)
+TIME_PHASE: Final = _attribute(
+    "tunix.time.phase",
+    str,
+    (TIME,),
+    "train, inputs, eval, compile, checkpoint, data_loading or idle",
+)
+MESH: Final = _attribute(
+    "tunix.mesh", int, (TIME,), "which set of devices, by order of first use in the run, from 0"
 )
 EXCEPTION_TYPE: Final = _attribute(
     exception_attributes.EXCEPTION_TYPE, str, (EXCEPTION,), "always: the qualified class name"
@@ -159,13 +263,13 @@ EXCEPTION_STACKTRACE: Final = _attribute(
 INTERRUPTED: Final = _attribute(
     "tunix.interrupted",
     str,
-    _SPANS,
+    _CALLS,
     "KeyboardInterrupt, SystemExit or a cancellation passed the span: its class name",
 )
 PROCESS_INDEX: Final = _attribute(
     "tunix.jax.process.index",
     int,
-    (*_SPANS, _GAUGES, *_EVENTS),
+    (*_SPANS, _GAUGES, *_EVENTS, *_INSTRUMENTS),
     "more than one process may emit: which one this is",
 )
 LIBRARY_NAME: Final = _attribute(
@@ -226,7 +330,7 @@ LATE: Final = _attribute(
     "tunix.training.step.late", bool, (STEP_COMPLETED,), "an event of this step went out before"
 )
 
-# Metrics (scope tunix; the facade's set, see _gauges.py for how values and names are treated) ----
+# Gauges (scope tunix; the facade's set, see _gauges.py for how values and names are treated) ----
 
 _LOGGED: Final = "the library logged it"
 TRAINING_LOSS: Final = _metric("tunix.training.loss", "gauge", "1", _LOGGED)

@@ -10,9 +10,10 @@ one log record.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
+
+from ._series import Origin
 
 _REMEMBERED: Final = 4096
 _OPEN: Final = 256
@@ -96,8 +97,7 @@ class StepCollector:
         gauge: str,
         step: int,
         value: float,
-        thread: int,
-        context: Any,
+        origin: Origin,
     ) -> None:
         """Takes one logged number.
 
@@ -108,12 +108,12 @@ class StepCollector:
             gauge: Name of its gauge.
             step: Step it belongs to.
             value: The number; NaN and infinities are named, not valued.
-            thread: Identity of the thread that logged it.
-            context: OpenTelemetry context of that call.
+            origin: Where and when it was logged.
         """
         series = self._series.get((prefix, mode))
         if series is None:
             series = self._series[prefix, mode] = _Series()
+        thread = origin.thread
         before = series.at.get(thread)
         if before is not None and before != step:
             self._leave(prefix, mode, series, thread, before)
@@ -129,8 +129,8 @@ class StepCollector:
         series.at[thread] = step
         opened.keys.add(key)
         opened.threads.add(thread)
-        opened.context = context
-        opened.time_ns = time.time_ns()
+        opened.context = origin.context
+        opened.time_ns = origin.time_ns
         if math.isfinite(value):
             # Two keys may share a gauge name; the key tells the second one apart.
             name = gauge if gauge not in opened.values else f"{gauge}[{key}]"

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.util.types import AnyValue
 
+    from .instruments import Instruments
+
 _log = logging.getLogger(__package__)
 
 # Ways to leave a call that are not failures of the call: they are marked, not made errors.
@@ -83,6 +85,7 @@ class Telemetry:
         self._tracer = trace.get_tracer(
             semconv.SCOPE, __version__, tracer_provider, semconv.SCHEMA_URL
         )
+        self._silenced = False
         self._voice: str | None = None
         self._process_attributes: dict[str, AttributeValue] = {}
         self._logged = _Logged()
@@ -100,6 +103,19 @@ class Telemetry:
         return _logs.get_logger(
             semconv.SCOPE, __version__, self._logger_provider, semconv.SCHEMA_URL
         )
+
+    @property
+    def instruments(self) -> Instruments | None:
+        """What is measured with; None while there is nothing to measure for."""
+        if self._silenced or self.voice != Voice.ALL:
+            return None
+        from .instruments import instruments_of
+
+        return instruments_of(self.meter_provider)
+
+    def silence(self) -> None:
+        """Ends all measuring: what was begun before may still end."""
+        self._silenced = True
 
     @property
     def voice(self) -> str:
@@ -148,21 +164,24 @@ class Telemetry:
         span: Span | None = None,
         context: otel_context.Context | None = None,
         time_ns: int | None = None,
+        health: bool = False,
     ) -> None:
-        """Emits an event at INFO, tied to `span`, else to `context`, else to what is current.
+        """Emits an event, tied to `span`, else to `context`, else to what is current.
 
-        `time_ns` is nanoseconds since the epoch; None for now.
+        `time_ns` is nanoseconds since the epoch; None for now. What concerns the health of a run
+        is told at WARN, and also by processes that tell of errors only; anything else at INFO.
         """
-        if self.voice in (Voice.ERRORS, Voice.NOTHING):
+        if self.voice == Voice.NOTHING or (self.voice == Voice.ERRORS and not health):
             return
         try:
             from opentelemetry._logs import SeverityNumber
 
+            severity = SeverityNumber.WARN if health else SeverityNumber.INFO
             self.logger.emit(
                 event_name=name,
                 timestamp=time_ns or time.time_ns(),
-                severity_number=SeverityNumber.INFO,
-                severity_text="INFO",
+                severity_number=severity,
+                severity_text=severity.name,
                 body=body,
                 attributes={**attributes, **self._process_attributes},
                 context=context if span is None else trace.set_span_in_context(span),
@@ -190,7 +209,7 @@ class Telemetry:
         if _is_interrupt(exception):
             span.set_attribute(semconv.INTERRUPTED, type(exception).__qualname__)
             return
-        span.set_attribute(semconv.ERROR_TYPE, _class_name(exception))
+        span.set_attribute(semconv.ERROR_TYPE, class_name(exception))
         text = _text_of(exception) if message else None
         span.set_status(Status(StatusCode.ERROR, text))
         if self._logged.exception != id(exception):
@@ -202,7 +221,7 @@ class Telemetry:
 
         # Not the exception itself, which the SDK would format: a message that is no valid UTF-8
         # makes the encoder lose the whole batch.
-        described: dict[str, AttributeValue] = {semconv.EXCEPTION_TYPE: _class_name(exception)}
+        described: dict[str, AttributeValue] = {semconv.EXCEPTION_TYPE: class_name(exception)}
         if text is not None:
             described[semconv.EXCEPTION_MESSAGE] = text
             stack = "".join(traceback.format_exception(exception))
@@ -228,16 +247,16 @@ class SpanScope:
         telemetry: What to emit through.
         name: Span name.
         attributes: Makes the attributes; called only for a span that is recorded.
-        context: Parent context; None for the current one.
         links: Links of the span.
         current: Whether the span is current inside the block.
         start_time: Nanoseconds since the epoch; None for the beginning of the block.
+        end_time: Nanoseconds since the epoch; None for the end of the block.
         message: Whether the message of an exception may leave.
     """
 
     __slots__ = (
-        *("_attributes", "_context", "_current", "_links", "_message", "_name", "_span", "_start"),
-        *("_telemetry", "_token"),
+        *("_attributes", "_current", "_end", "_links", "_message", "_name", "_span"),
+        *("_start", "_telemetry", "_token"),
     )
 
     def __init__(
@@ -246,17 +265,17 @@ class SpanScope:
         name: str,
         attributes: Callable[[], Mapping[str, AttributeValue]],
         *,
-        context: otel_context.Context | None = None,
         links: Sequence[Link] = (),
         current: bool = True,
         start_time: int | None = None,
+        end_time: int | None = None,
         message: bool = True,
     ) -> None:
         self._message = message
+        self._end = end_time
         self._telemetry = telemetry
         self._name = name
         self._attributes = attributes
-        self._context = context
         self._links = links
         self._current = current
         self._start = start_time
@@ -296,13 +315,13 @@ class SpanScope:
             report_failure(f"ending {self._name}")
         try:
             if self._span is not None:
-                self._span.end()
+                self._span.end(self._end)
         except Exception:
             report_failure(f"ending {self._name}")
 
     def _begin(self) -> None:
         self._span = self._telemetry.start_span(
-            self._name, context=self._context, links=self._links, start_time=self._start
+            self._name, links=self._links, start_time=self._start
         )
         if self._span.is_recording():
             self._span.set_attributes(self._attributes())
@@ -360,14 +379,15 @@ def _text_of(exception: BaseException) -> str:
     try:
         return _utf8(str(exception))[:_LONGEST_MESSAGE]
     except Exception:
-        return f"<{_class_name(exception)} whose text cannot be had>"
+        return f"<{class_name(exception)} whose text cannot be had>"
 
 
 def _utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _class_name(exception: BaseException) -> str:
+def class_name(exception: BaseException) -> str:
+    """The qualified name of an exception's class, as `error.type` shows it."""
     cls = type(exception)
     if cls.__module__ == "builtins":
         return cls.__qualname__

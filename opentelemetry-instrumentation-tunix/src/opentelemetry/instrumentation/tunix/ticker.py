@@ -64,16 +64,16 @@ class Ticker:
         return self._thread is not None
 
     def stop(self) -> None:
-        """Ends the thread; what is scheduled is called by its owner, not here."""
+        """Ends the thread and calls what is scheduled still."""
         with self._lock:
             # Taken first: a signal handler may schedule in between, and that starts a new thread.
             thread, stop, wake = self._thread, self._stop, self._wake
             self._thread = None
-            self._actions.clear()
             stop.set()
             wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+        self._call_scheduled()
 
     def _run(self, wake: threading.Event, stop: threading.Event) -> None:
         while True:
@@ -85,12 +85,16 @@ class Ticker:
                 if stop.is_set():
                     return
                 wake.clear()
-                actions, self._actions = self._actions, []
-            for action in actions:
-                try:
-                    action()
-                except Exception:
-                    report_failure("emitting what was logged")
+            self._call_scheduled()
+
+    def _call_scheduled(self) -> None:
+        with self._lock:
+            actions, self._actions = self._actions, []
+        for action in actions:
+            try:
+                action()
+            except Exception:
+                report_failure("emitting what was logged")
 
 
 TICKER: Final = Ticker()
