@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from opentelemetry.instrumentation.tunix import metrics
+from opentelemetry.instrumentation.tunix import metrics, semconv
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
@@ -15,6 +17,14 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+
+def settle() -> None:
+    """Waits for the devices and has their work told of, as the ticker does a moment later."""
+    if "jax" in sys.modules:
+        from opentelemetry.instrumentation.tunix import device
+
+        device.WATCHERS.wait()
 
 
 @dataclass
@@ -42,8 +52,15 @@ class Collected:
         }
 
     def spans(self, name: str | None = None) -> list[ReadableSpan]:
-        """Finished spans in the order they ended, of one name or all."""
-        return [s for s in self._spans.get_finished_spans() if name in (None, s.name)]
+        """Finished spans in the order they ended, of one name or all.
+
+        Without a name, none of compilations: what a test compiles depends on the tests before it.
+        """
+        settle()
+        finished = self._spans.get_finished_spans()
+        if name is None:
+            return [span for span in finished if span.name != semconv.JIT_COMPILE]
+        return [span for span in finished if span.name == name]
 
     def names(self) -> list[str]:
         """Names of the finished spans in the order they ended."""
@@ -55,25 +72,33 @@ class Collected:
         return [record for record in records if name in (None, record.event_name)]
 
     def gauges(self) -> dict[tuple[str, frozenset[tuple[str, object]]], float]:
-        """Value of every data point now, by metric name and attributes."""
-        self._tick()
-        data = self._reader.get_metrics_data()
+        """Value of every gauge and counter of scope `tunix` now, by name and attributes."""
         return {
             (metric.name, frozenset(point.attributes.items())): point.value
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            for point in metric.data.data_points
+            for scope, metric, point in self._points()
+            if scope.name == semconv.GAUGE_SCOPE
         }
+
+    def points(self, name: str) -> list[Any]:
+        """Data points of one metric now."""
+        return [point for _, metric, point in self._points() if metric.name == name]
 
     def metric_scopes(self) -> list[Any]:
         """Instrumentation scopes that metrics came from."""
+        return list({scope.name: scope for scope, _, _ in self._points()}.values())
+
+    def _points(self) -> Iterator[tuple[Any, Any, Any]]:
         self._tick()
         data = self._reader.get_metrics_data()
-        return [scope.scope for r in data.resource_metrics for scope in r.scope_metrics]
+        for resource in data.resource_metrics if data else ():
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    for point in metric.data.data_points:
+                        yield scope.scope, metric, point
 
     def _tick(self) -> None:
         # What the ticker's thread does a moment later.
+        settle()
         for steps in metrics._streams.values():
             steps.tick()
 

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 from in_memory import Collected
@@ -22,13 +25,22 @@ def handler(collected: Collected) -> Telemetry:
     return Telemetry(Options.load({}), **collected.providers())
 
 
+@contextlib.contextmanager
+def train_step(handler: Telemetry) -> Iterator[None]:
+    """What a train step does around its call."""
+    span = context.start_step(handler, semconv.MODEL_TRAIN, time.time_ns())
+    span.set_attributes(context.identity(handler, context.current_run()))
+    with trace.use_span(span, end_on_exit=True):
+        yield
+
+
 def test_each_step_is_a_trace_that_links_to_the_run(
     collected: Collected, handler: Telemetry
 ) -> None:
     """Steps are roots with one link, and share the run id with the run."""
     with context.run(handler, dict):
         for _ in range(2):
-            with context.step_span(handler, semconv.MODEL_TRAIN, dict):
+            with train_step(handler):
                 pass
     first, second, run = collected.spans()
     assert run.name == semconv.RUN
@@ -50,7 +62,7 @@ def test_a_span_inside_a_step_is_its_child(collected: Collected, handler: Teleme
     """An evaluation or a compilation in a step belongs to its trace, without a link."""
     with (
         context.run(handler, dict),
-        context.step_span(handler, semconv.MODEL_TRAIN, dict),
+        train_step(handler),
         context.span(handler, semconv.MODEL_EVAL, dict),
     ):
         pass
@@ -67,7 +79,7 @@ def test_a_step_is_a_root_under_any_span_of_the_loop(
     with (
         context.run(handler, dict),
         tracer.start_as_current_span("hook"),
-        context.step_span(handler, semconv.MODEL_TRAIN, dict),
+        train_step(handler),
     ):
         pass
     assert collected.spans(semconv.MODEL_TRAIN)[0].parent is None
@@ -81,7 +93,7 @@ def test_everything_nests_under_the_applications_span(
     with (
         tracer.start_as_current_span("application"),
         context.run(handler, dict),
-        context.step_span(handler, semconv.MODEL_TRAIN, dict),
+        train_step(handler),
     ):
         pass
     step, run, application = collected.spans()
@@ -94,7 +106,7 @@ def test_baggage_reaches_the_steps(collected: Collected, handler: Telemetry) -> 
     """A root drops the parent span and keeps the rest of the context."""
     token = otel_context.attach(baggage.set_baggage("team", "alignment"))
     try:
-        with context.run(handler, dict), context.step_span(handler, semconv.MODEL_TRAIN, dict):
+        with context.run(handler, dict), train_step(handler):
             assert baggage.get_baggage("team") == "alignment"
     finally:
         otel_context.detach(token)
@@ -111,7 +123,7 @@ def test_two_threads_have_two_runs(collected: Collected, handler: Telemetry) -> 
     """Runs belong to the execution context and do not take each other's steps."""
 
     def train() -> None:
-        with context.run(handler, dict), context.step_span(handler, semconv.MODEL_TRAIN, dict):
+        with context.run(handler, dict), train_step(handler):
             barrier.wait(10)
 
     barrier = threading.Barrier(2)
@@ -141,7 +153,7 @@ def test_without_a_run_spans_have_no_link_and_no_run_id(
     collected: Collected, handler: Telemetry
 ) -> None:
     """Code that calls the compiled step itself is traced as well."""
-    with context.step_span(handler, semconv.MODEL_TRAIN, dict):
+    with train_step(handler):
         pass
     (step,) = collected.spans()
     assert step.links == ()

@@ -98,13 +98,13 @@ def test_every_kind_of_method_is_wrapped_and_restored_exactly(
     assert all(after[name] is before[name] for name in before)
 
 
-def test_instance_and_arguments_reach_the_advice_apart(calls: list[Any]) -> None:
-    """The advice gets the instance, and the caller's arguments without it."""
+def test_instance_and_arguments_reach_the_advice(calls: list[Any]) -> None:
+    """The advice gets what the wrapped function would have got."""
     patching.apply([target("Base", "plain")])
     instance = Base()
     assert instance.plain(2, twice=True) == 5
     assert Base.plain(instance, 2) == 3
-    assert calls == [(instance, (2,), {"twice": True}), (instance, (2,), {})]
+    assert calls == [((instance, 2), {"twice": True}), ((instance, 2), {})]
 
 
 def test_a_metaclass_with_its_own_setattr_is_not_asked(calls: list[Any]) -> None:

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from opentelemetry.instrumentation.tunix import step_events
+from opentelemetry.instrumentation.tunix._series import Origin
 from opentelemetry.instrumentation.tunix.step_events import Step, StepCollector
 
 MAIN = 1
@@ -26,7 +27,7 @@ class Log:
     def write(
         self, step: int, key: str, value: float = 1.0, *, thread: int = MAIN, mode: str = "train"
     ) -> None:
-        self._collector.add("", mode, key, f"tunix.{key}", step, value, thread, None)
+        self._collector.add("", mode, key, f"tunix.{key}", step, value, Origin(thread, None, 0))
 
     def summary(self) -> list[tuple[int, list[str], bool]]:
         return [(s.step, sorted(s.values), s.late) for s in self.steps]
@@ -116,8 +117,8 @@ def test_nonfinite_values_are_named_and_not_valued(log: Log) -> None:
 def test_keys_that_share_a_gauge_name_stay_apart(log: Log) -> None:
     """The second one carries its key."""
     collector = StepCollector(log.steps.append)
-    collector.add("", "train", "a/b", "tunix.a.b", 1, 1.0, MAIN, None)
-    collector.add("", "train", "a b", "tunix.a.b", 1, 2.0, MAIN, None)
+    collector.add("", "train", "a/b", "tunix.a.b", 1, 1.0, Origin(MAIN, None, 0))
+    collector.add("", "train", "a b", "tunix.a.b", 1, 2.0, Origin(MAIN, None, 0))
     collector.flush()
     assert log.steps[0].values == {"tunix.a.b": 1.0, "tunix.a.b[a b]": 2.0}
 

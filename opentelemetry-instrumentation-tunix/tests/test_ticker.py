@@ -18,6 +18,7 @@ NAME = "tunix-telemetry"
 
 @pytest.fixture
 def ticker() -> Iterator[Ticker]:
+    ticker_module.TICKER.stop()  # a test before may have left the process's own running
     ticker = Ticker()
     yield ticker
     ticker.stop()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import toy_sft
 from in_memory import Collected
-from opentelemetry.instrumentation.tunix import TunixInstrumentor, semconv, training
+from opentelemetry.instrumentation.tunix import TunixInstrumentor, semconv, train_step
 from opentelemetry.trace import StatusCode
 
 UPDATES = 4
@@ -55,7 +55,7 @@ def test_a_run_gives_the_spans_its_numbers_call_for(
         (s.attributes[semconv.TRAINING_STEP], s.attributes[semconv.TRAINING_MICRO_STEP])
         for s in steps
     ] == [(u, m) for u in range(1, UPDATES + 1) for m in range(1, accumulation + 1)]
-    assert all(s.attributes[semconv.HOST_ONLY] is True for s in steps)
+    assert all(s.attributes[semconv.HOST_ONLY] is False for s in steps)
     for name, expected in ((semconv.MODEL_EVAL, evaluations), (semconv.CHECKPOINT_SAVE, saves)):
         spans = instrumented.spans(name)
         assert [s.attributes[semconv.TRAINING_STEP] for s in spans] == expected
@@ -188,7 +188,8 @@ def test_a_failing_hook_ends_the_run_as_error(instrumented: Collected) -> None:
     with pytest.raises(BoomError) as caught:
         run.train(toy_sft.batches(5))
     assert caught.value is BOOM
-    assert instrumented.names() == [semconv.MODEL_TRAIN, semconv.RUN]
+    # The device may still be at the first step when the second one's hook ends the run.
+    assert sorted(instrumented.names()) == [semconv.MODEL_TRAIN, semconv.RUN]
     assert_only_failed(instrumented, {semconv.RUN})
 
 
@@ -243,14 +244,14 @@ def test_the_proxy_shows_what_it_wraps(instrumented: Collected) -> None:
             return batch + 1
 
     compiled = Compiled()
-    step = training.TrainStep(compiled, trainer=None)
+    step = train_step.TrainStep(compiled, trainer=None)
     assert isinstance(step, Compiled)
     assert step.func == "attribute of the library"
     assert step == compiled
     assert hash(step) == hash(compiled)
     assert type(copy.copy(step)) is Compiled
     assert type(copy.deepcopy(step)) is Compiled
-    function = training.TrainStep(math.sqrt, trainer=None)
+    function = train_step.TrainStep(math.sqrt, trainer=None)
     assert pickle.loads(pickle.dumps(function)) is math.sqrt
 
 
@@ -258,7 +259,7 @@ def test_a_trainer_whose_counters_cannot_be_read_is_traced_without_them(
     instrumented: Collected, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One warning; the step runs."""
-    step = training.TrainStep(lambda batch: batch, trainer=object())
+    step = train_step.TrainStep(lambda batch: batch, trainer=object())
     assert [step(1), step(2)] == [1, 2]
     assert len(instrumented.spans(semconv.MODEL_TRAIN)) == 2
     assert len(caplog.records) == 1

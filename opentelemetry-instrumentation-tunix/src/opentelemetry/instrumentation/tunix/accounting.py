@@ -167,7 +167,7 @@ class TimeAccount:
         with self._lock:
             spent, self._spent = self._spent, Counter()
         instruments = self._telemetry.instruments
-        if instruments is None:
+        if instruments is None or not self._telemetry.options.device_time:
             return
         for what, nanoseconds in spent.items():
             attributes: dict[str, AttributeValue] = {

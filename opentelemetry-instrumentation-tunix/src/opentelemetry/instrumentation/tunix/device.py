@@ -94,9 +94,13 @@ class _Watcher:
         """Waits until what the devices have done already is noted; not for the devices."""
         newest = self._newest
         if newest is None or newest.is_deleted() or newest.is_ready():
-            reached = threading.Event()
-            self._queue.put(reached)
-            reached.wait(patience)
+            self.wait(patience)
+
+    def wait(self, patience: float) -> None:
+        """Waits until everything that was given so far is noted."""
+        reached = threading.Event()
+        self._queue.put(reached)
+        reached.wait(patience)
 
     def stop(self) -> None:
         """Has the thread end when it has seen everything that waits now."""
@@ -207,6 +211,12 @@ class _Watchers:
         """Finishes what the devices have done by now; does not wait for what they have not."""
         for watcher in list(self._by_devices.values()):
             watcher.catch_up(_RETURN_PATIENCE)
+        settle()
+
+    def wait(self, patience: float = _PATIENCE) -> None:
+        """Waits for the devices, some seconds at most, and finishes what they have done."""
+        for watcher in list(self._by_devices.values()):
+            watcher.wait(patience)
         settle()
 
     def stop(self) -> None:

@@ -27,6 +27,9 @@ class PerObject(Generic[_T]):
         # Reentrant: a signal handler or a finalizer may come in at any moment.
         self._lock = threading.RLock()
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def get(self, subject: Any) -> _T | None:
         """The value, if there is one."""
         return self._values.get(id(subject))
@@ -37,7 +40,7 @@ class PerObject(Generic[_T]):
             key = id(subject)
             before = self._values.get(key)
             value = make(before)
-            if before is None:
+            if before is None and key not in self._values:
                 # An object that takes no weak reference is kept, and its identity with it.
                 try:
                     weakref.finalize(subject, self._forget, key).atexit = False

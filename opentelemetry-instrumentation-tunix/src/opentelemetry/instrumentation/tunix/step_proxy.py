@@ -48,6 +48,12 @@ def _itself(wrapped: Any) -> Any:
     return wrapped
 
 
+def is_jitted(step: Any) -> bool:
+    """Whether a step is compiled as a whole: it is jitted, or a partial of what is."""
+    function = getattr(step, "func", step)
+    return hasattr(function, "jitted_fn") or hasattr(function, "lower")
+
+
 def first_array(result: Any) -> Any:
     """The output of a step that a watcher can wait for: the loss; None where there is none.
 

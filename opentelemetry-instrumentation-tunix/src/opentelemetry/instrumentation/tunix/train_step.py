@@ -23,7 +23,7 @@ from .accounting import Bucket, Phase
 from .device import WATCHERS, DeviceTime, Work, finish_soon
 from .per_object import PerObject
 from .signature import Signature, changes, signature_of
-from .step_proxy import StepProxy, first_array, is_watched, role_of
+from .step_proxy import StepProxy, first_array, is_jitted, is_watched, role_of
 from .telemetry import Telemetry, Voice, active, class_name, is_failure, report_failure
 
 if TYPE_CHECKING:
@@ -38,13 +38,14 @@ class TrainStep(StepProxy):
     def __init__(self, wrapped: Any, trainer: Any) -> None:
         super().__init__(wrapped)
         self._self_trainer = trainer
+        self._self_is_jitted = is_jitted(wrapped)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the train step inside its span."""
         telemetry = active()
         if telemetry is None:
             return self.__wrapped__(*args, **kwargs)
-        call = _Call(telemetry, self._self_trainer)
+        call = _Call(telemetry, self._self_trainer, is_jitted=self._self_is_jitted)
         call.begin(args)
         try:
             result = self.__wrapped__(*args, **kwargs)
@@ -85,15 +86,17 @@ class _Call(Work):
     """One call of a train step."""
 
     __slots__ = (
-        *("_before", "_context", "_failed", "_known", "_micro", "_run", "_span", "_step"),
-        *("_telemetry", "_token", "_trainer", "_wall"),
+        *("_before", "_context", "_counters", "_failed", "_is_jitted", "_known", "_run"),
+        *("_span", "_telemetry", "_token", "_trainer", "_wall"),
     )
 
-    def __init__(self, telemetry: Telemetry, trainer: Any) -> None:
+    def __init__(self, telemetry: Telemetry, trainer: Any, *, is_jitted: bool) -> None:
         super().__init__()
         self._telemetry = telemetry
         self._trainer = trainer
+        self._is_jitted = is_jitted
         self._failed = False
+        self._counters: tuple[Any, Any] | None = None
         self._known: _Known | None = None
         self._run: context.Run | None = None
         self._span: Span | None = None
@@ -155,7 +158,7 @@ class _Call(Work):
         compilation.listen()
         self._run = run = context.current_run()
         self._known = known = _known.get(trainer) or _known.set(trainer, _begin)
-        self._step, self._micro = trainer.train_steps, trainer.iter_steps
+        self._counters = trainer.train_steps, trainer.iter_steps
         if known.signature is None:
             known.signature = signature_of(args[-1])
         if run is not None:
@@ -181,12 +184,12 @@ class _Call(Work):
     def _read(self, known: _Known, compiled: list[Compilation], args: tuple[Any, ...]) -> None:
         # The step comes last: helpers that make its arguments are compiled before, and what it
         # calls is compiled into it.
-        name = known.function or compiled[-1].function
+        name = (known.function or compiled[-1].function) if self._is_jitted else None
         for one in compiled:
             if one.function == name or compilation.is_long(one):
                 compilation.draw(self._telemetry, one)
         self.not_before = min(self.started + compiled[-1].end_ns - self._wall, self.returned)
-        if any(one.function == name for one in compiled):
+        if name is not None and any(one.function == name for one in compiled):
             if known.function is not None and args:
                 self._compiled_again(known, name, args[-1])
             known.function = name
@@ -196,10 +199,11 @@ class _Call(Work):
         if differences not in known.told:
             known.told.add(differences)
             attributes: dict[str, AttributeValue] = {
-                semconv.TRAINING_STEP: int(self._step) + 1,
                 semconv.JIT_FUNCTION: function,
                 semconv.JIT_CHANGES: differences,
             }
+            if self._counters is not None:
+                attributes[semconv.TRAINING_STEP] = int(self._counters[0]) + 1
             if self._run is not None:
                 attributes[semconv.RUN_ID] = self._run.id
             self._telemetry.log_event(semconv.RECOMPILATION, attributes, health=True)
@@ -243,15 +247,17 @@ class _Call(Work):
         return self.returned if device is None else max(self.returned, device.ended)
 
     def _attributes(self, device: DeviceTime | None) -> dict[str, AttributeValue]:
-        accumulation = self._trainer.config.get_with_default("gradient_accumulation_steps", 1)
         found: dict[str, AttributeValue] = {
             **context.identity(self._telemetry, self._run),
-            semconv.TRAINING_STEP: int(self._step) + 1,
-            semconv.TRAINING_MICRO_STEP: int(self._micro) % int(accumulation) + 1,
             semconv.ROLE: role_of(self._trainer),
             semconv.HOST_ONLY: device is None,
             semconv.DISPATCH_DURATION: (self.returned - self.started) / 1e9,
         }
+        if self._counters is not None:
+            updates, micro_steps = self._counters
+            accumulation = self._trainer.config.get_with_default("gradient_accumulation_steps", 1)
+            found[semconv.TRAINING_STEP] = int(updates) + 1
+            found[semconv.TRAINING_MICRO_STEP] = int(micro_steps) % int(accumulation) + 1
         if device is not None:
             found[semconv.QUEUE_DURATION] = max(0, device.began - self.returned) / 1e9
             found[semconv.DEVICE_DURATION] = (device.ended - device.began) / 1e9
