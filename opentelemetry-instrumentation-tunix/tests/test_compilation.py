@@ -250,7 +250,9 @@ def test_a_new_batch_shape_is_one_recompilation_that_names_both(instrumented: Co
         "input_tokens: int32[4,16] -> int32[8,16]",
         "input_mask: bool[4,16] -> bool[8,16]",
     )
-    steps = {s.attributes[semconv.TRAINING_STEP]: s for s in instrumented.spans("tunix.model.train")}
+    steps = {
+        s.attributes[semconv.TRAINING_STEP]: s for s in instrumented.spans("tunix.model.train")
+    }
     assert record.span_id == steps[7].context.span_id
     drawn = [
         s
