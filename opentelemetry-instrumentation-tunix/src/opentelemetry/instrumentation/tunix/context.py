@@ -119,11 +119,12 @@ def run(
 
     nested = trace.get_current_span().get_span_context().is_valid
     step_is_root = telemetry.options.trace_per_step
+    wall, began = time.time_ns(), time.perf_counter_ns()
     here = Run(
         _run_id(telemetry),
         step_is_root if isinstance(step_is_root, bool) else not nested,
         role,
-        TimeAccount(telemetry, time.perf_counter_ns()),
+        TimeAccount(telemetry, began),
     )
     token = otel_context.attach(otel_context.set_value(_RUN_KEY, here))
     _runs.add(here)
@@ -134,6 +135,7 @@ def run(
             semconv.RUN,
             lambda: facts,
             current=not here.step_is_root,
+            start_time=wall,
             message=message,
         )
         with scope as here.span:

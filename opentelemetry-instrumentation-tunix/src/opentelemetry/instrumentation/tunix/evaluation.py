@@ -13,7 +13,7 @@ from . import compilation, context, semconv
 from .accounting import Bucket, Phase
 from .device import WATCHERS, DeviceTime, Work, finish_soon
 from .patching import Call
-from .step_proxy import StepProxy, first_array, is_jitted, is_watched, role_of
+from .step_proxy import StepProxy, compiled_name, first_array, is_watched, role_of
 from .telemetry import Telemetry, active, report_failure
 
 
@@ -74,7 +74,7 @@ class EvalStep(StepProxy):
         try:
             result = self.__wrapped__(*args, **kwargs)
         finally:
-            work.called(compilation.end_call(before), is_jitted=is_jitted(self.__wrapped__))
+            work.called(compilation.end_call(before), compiled_name(self.__wrapped__))
         work.dispatched(result)
         return result
 
@@ -89,12 +89,12 @@ class _Call(Work):
         self._evaluation = evaluation
         self._wall, self.started = time.time_ns(), time.perf_counter_ns()
 
-    def called(self, compiled: list[compilation.Compilation], *, is_jitted: bool) -> None:
+    def called(self, compiled: list[compilation.Compilation], function: str | None) -> None:
         """The call is over; never raises."""
         self.returned = time.perf_counter_ns()
         try:
             for one in compiled:
-                if (is_jitted and one is compiled[-1]) or compilation.is_long(one):
+                if one.function == function or compilation.is_long(one):
                     compilation.draw(self._evaluation.telemetry, one)
             if compiled:
                 ended = self.started + compiled[-1].end_ns - self._wall

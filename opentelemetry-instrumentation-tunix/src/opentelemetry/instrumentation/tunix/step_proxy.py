@@ -48,10 +48,13 @@ def _itself(wrapped: Any) -> Any:
     return wrapped
 
 
-def is_jitted(step: Any) -> bool:
-    """Whether a step is compiled as a whole: it is jitted, or a partial of what is."""
-    function = getattr(step, "func", step)
-    return hasattr(function, "jitted_fn") or hasattr(function, "lower")
+def compiled_name(step: Any) -> str | None:
+    """The name under which JAX compiles a step as a whole; None for one that is not jitted."""
+    function = getattr(step, "func", step)  # of a partial
+    if not hasattr(function, "jitted_fn") and not hasattr(function, "lower"):
+        return None
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) else None
 
 
 def first_array(result: Any) -> Any:
@@ -59,7 +62,8 @@ def first_array(result: Any) -> Any:
 
     Inside somebody else's `jit` outputs are tracers, which cannot be waited for.
     """
-    for candidate in result if isinstance(result, tuple) else (result,):
+    outputs: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
+    for candidate in outputs:
         if hasattr(candidate, "block_until_ready") and hasattr(candidate, "sharding"):
             return candidate
     return None

@@ -23,7 +23,7 @@ from .accounting import Bucket, Phase
 from .device import WATCHERS, DeviceTime, Work, finish_soon
 from .per_object import PerObject
 from .signature import Signature, changes, signature_of
-from .step_proxy import StepProxy, first_array, is_jitted, is_watched, role_of
+from .step_proxy import StepProxy, compiled_name, first_array, is_watched, role_of
 from .telemetry import Telemetry, Voice, active, class_name, is_failure, report_failure
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ class TrainStep(StepProxy):
     def __init__(self, wrapped: Any, trainer: Any) -> None:
         super().__init__(wrapped)
         self._self_trainer = trainer
-        self._self_is_jitted = is_jitted(wrapped)
+        self._self_function = compiled_name(wrapped)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the train step inside its span."""
         telemetry = active()
         if telemetry is None:
             return self.__wrapped__(*args, **kwargs)
-        call = _Call(telemetry, self._self_trainer, is_jitted=self._self_is_jitted)
+        call = _Call(telemetry, self._self_trainer, self._self_function)
         call.begin(args)
         try:
             result = self.__wrapped__(*args, **kwargs)
@@ -61,16 +61,14 @@ class _Known:
 
     Attributes:
         signature: The first batch's; None before the first call.
-        function: Name of the compiled function, once it was compiled in a call.
         told: Changes of which a recompilation was told already.
         ended: When the last call returned.
     """
 
-    __slots__ = ("ended", "function", "signature", "told")
+    __slots__ = ("ended", "signature", "told")
 
     def __init__(self) -> None:
         self.signature: Signature | None = None
-        self.function: str | None = None
         self.told: set[tuple[str, ...]] = set()
         self.ended = 0
 
@@ -86,16 +84,17 @@ class _Call(Work):
     """One call of a train step."""
 
     __slots__ = (
-        *("_before", "_context", "_counters", "_failed", "_is_jitted", "_known", "_run"),
+        *("_before", "_context", "_counters", "_failed", "_first", "_function", "_known", "_run"),
         *("_span", "_telemetry", "_token", "_trainer", "_wall"),
     )
 
-    def __init__(self, telemetry: Telemetry, trainer: Any, *, is_jitted: bool) -> None:
+    def __init__(self, telemetry: Telemetry, trainer: Any, function: str | None) -> None:
         super().__init__()
         self._telemetry = telemetry
         self._trainer = trainer
-        self._is_jitted = is_jitted
+        self._function = function
         self._failed = False
+        self._first = True
         self._counters: tuple[Any, Any] | None = None
         self._known: _Known | None = None
         self._run: context.Run | None = None
@@ -159,7 +158,8 @@ class _Call(Work):
         self._run = run = context.current_run()
         self._known = known = _known.get(trainer) or _known.set(trainer, _begin)
         self._counters = trainer.train_steps, trainer.iter_steps
-        if known.signature is None:
+        self._first = known.signature is None
+        if self._first:
             known.signature = signature_of(args[-1])
         if run is not None:
             if run.batch_shape is None:
@@ -182,24 +182,19 @@ class _Call(Work):
                 otel_context.detach(self._token)
 
     def _read(self, known: _Known, compiled: list[Compilation], args: tuple[Any, ...]) -> None:
-        # The step comes last: helpers that make its arguments are compiled before, and what it
-        # calls is compiled into it.
-        name = (known.function or compiled[-1].function) if self._is_jitted else None
         for one in compiled:
-            if one.function == name or compilation.is_long(one):
+            if one.function == self._function or compilation.is_long(one):
                 compilation.draw(self._telemetry, one)
         self.not_before = min(self.started + compiled[-1].end_ns - self._wall, self.returned)
-        if name is not None and any(one.function == name for one in compiled):
-            if known.function is not None and args:
-                self._compiled_again(known, name, args[-1])
-            known.function = name
+        if args and not self._first and any(one.function == self._function for one in compiled):
+            self._compiled_again(known, args[-1])
 
-    def _compiled_again(self, known: _Known, function: str, batch: Any) -> None:
+    def _compiled_again(self, known: _Known, batch: Any) -> None:
         differences = tuple(changes(known.signature or {}, signature_of(batch)))
         if differences not in known.told:
             known.told.add(differences)
             attributes: dict[str, AttributeValue] = {
-                semconv.JIT_FUNCTION: function,
+                semconv.JIT_FUNCTION: str(self._function),
                 semconv.JIT_CHANGES: differences,
             }
             if self._counters is not None:
@@ -308,8 +303,9 @@ class _Inputs(Work):
 
 def _prepares_inputs(trainer: Any) -> bool:
     """Whether the trainer does work of its own to make a batch: DPO and distillation do."""
-    base = sys.modules["tunix.sft.peft_trainer"].PeftTrainer
-    return type(trainer)._prepare_inputs is not base._prepare_inputs
+    base: Any = sys.modules["tunix.sft.peft_trainer"].PeftTrainer
+    own: type[Any] = type(trainer)
+    return own._prepare_inputs is not base._prepare_inputs
 
 
 def _watch_inputs(batch: Any, since: int, run: context.Run, role: str) -> None:
