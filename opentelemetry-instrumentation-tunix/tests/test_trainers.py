@@ -157,7 +157,7 @@ def subclass_with_a_step_of_its_own(folder: str) -> Train:
         def _train_step(self, model: Any, optimizer: Any, inputs: Any) -> Any:
             loss, gradients = nnx.value_and_grad(loss_fn)(model, **inputs)
             optimizer.update(model, gradients)
-            without_norm = library.detect().version in ("0.1.4", "0.1.5", "0.1.6")
+            without_norm = library.detect().version in ("0.1.4", "0.1.5")
             return (loss, None, optax.global_norm(gradients))[: 2 if without_norm else 3]
 
     trainer = small_trainer(Own, folder)
@@ -253,6 +253,10 @@ def test_a_trainer_whose_property_raises_trains_and_is_traced(
     assert len(trainer.metrics_logger.get_metric_history("", "loss", "train")) == UPDATES
 
 
+@pytest.mark.skipif(
+    library.detect().version == "0.1.4",
+    reason="adapters of the toy model do not train on google-tunix 0.1.4, instrumented or not",
+)
 def test_lora_adapters_are_told_from_the_model_they_adapt(instrumented: Collected) -> None:
     """The run says lora, and how few numbers are trained."""
     from tunix.sft.peft_trainer import PeftTrainer, TrainingConfig
