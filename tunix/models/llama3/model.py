@@ -37,9 +37,10 @@ class RMSNorm(nnx.Module):
     The statistics are float32, whatever the input is (https://arxiv.org/abs/1910.07467).
     """
 
-    def __init__(self, dim: int, eps: float, axes: tuple[Axis, ...]) -> None:
-        self.scale = nnx.Param(nnx.with_partitioning(nnx.initializers.ones, axes)(None, (dim,)))
-        self.eps = eps
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None) -> None:
+        axes = config.shd_config.rms_norm_weight
+        self.scale = _weight((config.embed_dim,), axes, rngs, nnx.initializers.ones)
+        self.eps = config.norm_eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns an array of the input's shape and dtype."""
@@ -48,14 +49,27 @@ class RMSNorm(nnx.Module):
         return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...]).astype(x.dtype)
 
 
+class Linear(nnx.Module):
+    """A projection of the last dimension."""
+
+    def __init__(
+        self, inputs: int, outputs: int, axes: tuple[Axis, ...], rngs: nnx.Rngs | None
+    ) -> None:
+        self.kernel = _weight((inputs, outputs), axes, rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps [..., inputs] to [..., outputs], in the dtype of the input."""
+        # This very function, because qwix replaces it to add LoRA or to quantise.
+        kernel = self.kernel[...].astype(x.dtype)
+        return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (0,)), ((), ())))
+
+
 class Embedder(nnx.Module):
     """The table of token embeddings, and its transpose as output projection where tied."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
-        init = nnx.with_partitioning(_INIT, config.shd_config.emb_vd)
-        self.input_embedding = nnx.Param(
-            init(rngs.params(), (config.vocab_size, config.embed_dim), jnp.float32)
-        )
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None) -> None:
+        shape = (config.vocab_size, config.embed_dim)
+        self.input_embedding = _weight(shape, config.shd_config.emb_vd, rngs)
 
     def encode(self, tokens: jax.Array) -> jax.Array:
         """Looks tokens [B, T] up; returns [B, T, D]."""
@@ -69,17 +83,17 @@ class Embedder(nnx.Module):
 class Attention(nnx.Module):
     """Grouped-query attention with rotary embedding (https://arxiv.org/abs/2305.13245)."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None) -> None:
         self.config = config
         layout = config.shd_config
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         q_axes = (layout.q_weight_dnh[0], join(*layout.q_weight_dnh[1:]))
         kv_axes = (layout.kv_weight_dnh[0], join(*layout.kv_weight_dnh[1:]))
         o_axes = (join(*layout.o_weight_nhd[:2]), layout.o_weight_nhd[2])
-        self.q_proj = _linear(config.embed_dim, q, q_axes, rngs)
-        self.k_proj = _linear(config.embed_dim, kv, kv_axes, rngs)
-        self.v_proj = _linear(config.embed_dim, kv, kv_axes, rngs)
-        self.o_proj = _linear(q, config.embed_dim, o_axes, rngs)
+        self.q_proj = Linear(config.embed_dim, q, q_axes, rngs)
+        self.k_proj = Linear(config.embed_dim, kv, kv_axes, rngs)
+        self.v_proj = Linear(config.embed_dim, kv, kv_axes, rngs)
+        self.o_proj = Linear(q, config.embed_dim, o_axes, rngs)
 
     def __call__(
         self, x: jax.Array, rotation: Rotation, cache: LayerCache | None, mask: jax.Array
@@ -113,12 +127,12 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """The SwiGLU feed-forward block (https://arxiv.org/abs/2002.05202)."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None) -> None:
         self.layout = config.shd_config
         inward = (config.embed_dim, config.hidden_dim, self.layout.ffw_weight_df)
-        self.gate_proj = _linear(*inward, rngs)
-        self.up_proj = _linear(*inward, rngs)
-        self.down_proj = _linear(
+        self.gate_proj = Linear(*inward, rngs)
+        self.up_proj = Linear(*inward, rngs)
+        self.down_proj = Linear(
             config.hidden_dim, config.embed_dim, self.layout.ffw_weight_fd, rngs
         )
 
@@ -131,12 +145,11 @@ class MLP(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Attention and feed-forward, each on the normalised stream and added to it."""
 
-    def __init__(self, config: ModelConfig, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, rngs: nnx.Rngs | None) -> None:
         self.config = config
-        norm = (config.embed_dim, config.norm_eps, config.shd_config.rms_norm_weight)
-        self.input_layernorm = RMSNorm(*norm)
+        self.input_layernorm = RMSNorm(config, rngs)
         self.attn = Attention(config, rngs)
-        self.post_attention_layernorm = RMSNorm(*norm)
+        self.post_attention_layernorm = RMSNorm(config, rngs)
         self.mlp = MLP(config, rngs)
 
     def __call__(
@@ -155,21 +168,20 @@ class Llama3(nnx.Module):
 
     Args:
         config: Figures of the model.
-        rngs: Its stream `params` draws the weights, which are float32.
+        rngs: Its stream `params` draws the weights, which are float32. None makes a model with
+            shapes in place of weights, for those who fill it with others.
     """
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs | None) -> None:
         self.config = config
         # Weights carry the names of their mesh axes, for whoever places them. Flax would look for
         # a mesh now, and refuse to make a weight where there is none.
         with nnx.use_eager_sharding(False):
             self.embedder = Embedder(config, rngs)
             self.layers = nnx.List([DecoderLayer(config, rngs) for _ in range(config.num_layers)])
-            self.final_norm = RMSNorm(
-                config.embed_dim, config.norm_eps, config.shd_config.rms_norm_weight
-            )
+            self.final_norm = RMSNorm(config, rngs)
             if not config.weight_tying:
-                self.lm_head = _linear(
+                self.lm_head = Linear(
                     config.embed_dim, config.vocab_size, config.shd_config.emb_dv, rngs
                 )
 
@@ -245,12 +257,18 @@ class Llama3(nnx.Module):
         }
 
 
-_INIT = nnx.initializers.normal(0.02)
-
-
-def _linear(inputs: int, outputs: int, axes: tuple[Axis, ...], rngs: nnx.Rngs) -> nnx.Linear:
-    init = nnx.with_partitioning(_INIT, axes)
-    return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
+def _weight(
+    shape: tuple[int, ...],
+    axes: tuple[Axis, ...],
+    rngs: nnx.Rngs | None,
+    init: nnx.Initializer = nnx.initializers.normal(0.02),
+) -> nnx.Param:
+    """Makes a float32 weight, or its shape only, that carries the names of its mesh axes."""
+    value: Any = jax.ShapeDtypeStruct(shape, jnp.float32)
+    if rngs is not None:
+        value = init(rngs.params(), shape, jnp.float32)
+    # Flax has had several names for the metadata; this function knows the right one.
+    return nnx.Param(nnx.with_partitioning(lambda: value, axes)())
 
 
 def _caller(config: ModelConfig, level: RematConfig) -> Callable[..., Any]:

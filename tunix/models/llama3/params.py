@@ -57,7 +57,7 @@ def create_model_from_safe_tensors(
     """
     if mode not in _MODES:
         raise ValueError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
-    graph, state = nnx.split(_abstract_model(config))
+    graph, state = nnx.split(model_lib.Llama3(config, rngs=None))
     weights = {hugging_face_name(path): (path, w) for path, w in nnx.to_flat_state(state)}
     layouts = mesh and {
         name: named_sharding(nnx.get_partition_spec(weight).get_value(), weight.shape, mesh)
@@ -106,7 +106,8 @@ def save_model_as_safe_tensors(
             "lora_alpha that they were made with, and they are merged into the weights."
         )
     weights = {hugging_face_name(p): (p, w) for p, w in state.items() if p not in adapters}
-    wanted = {hugging_face_name(p) for p, _ in nnx.to_flat_state(_state_of(model.config))}
+    plain = nnx.state(model_lib.Llama3(model.config, rngs=None))
+    wanted = {hugging_face_name(path) for path, _ in nnx.to_flat_state(plain)}
     if weights.keys() != wanted:
         raise ValueError(
             f"{', '.join(sorted(weights.keys() ^ wanted)[:5])}: a Llama checkpoint has no place for "
@@ -143,15 +144,6 @@ def _is_transposed(path: Sequence[Hashable]) -> bool:
 
 def _stored_shape(path: Sequence[Hashable], shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(shape)) if _is_transposed(path) else tuple(shape)
-
-
-def _abstract_model(config: model_lib.ModelConfig) -> model_lib.Llama3:
-    """Returns the model with shapes in place of weights."""
-    return nnx.eval_shape(lambda: model_lib.Llama3(config, rngs=nnx.Rngs(0)))
-
-
-def _state_of(config: model_lib.ModelConfig) -> Any:
-    return nnx.state(_abstract_model(config))
 
 
 def _drop_redundant(checkpoint: _safetensors.Checkpoint, config: model_lib.ModelConfig) -> None:
