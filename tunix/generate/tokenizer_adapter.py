@@ -159,13 +159,13 @@ class TokenizerAdapter:
         return None if token is None or token < 0 else token
 
     def _without_special_tokens(self, message: Mapping[str, str]) -> dict[str, str]:
-        content = message["content"]
-        if isinstance(content, str):
-            found = True
-            while found:  # Again, since what is left may have closed up to a special token.
-                found = [t for t in self._special_tokens() if t and t in content]
-                for token in found:
-                    content = content.replace(token, "")
+        content = message.get("content")
+        if not isinstance(content, str):  # A call of a tool, for example, has none.
+            return dict(message)
+        # Again and again, since what is left may have closed up to a special token.
+        while found := [token for token in self._special_tokens() if token and token in content]:
+            for token in found:
+                content = content.replace(token, "")
         return {**message, "content": content}
 
     def _special_tokens(self) -> Sequence[str]:

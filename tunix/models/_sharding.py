@@ -40,7 +40,7 @@ def fit(axes: Sequence[Axis], shape: Sequence[int], mesh: Mesh | AbstractMesh) -
         parts = math.prod(mesh.shape[name] for name in names)
         return None if size % parts else join(names)
 
-    return PartitionSpec(*map(usable, axes, shape, strict=True))
+    return PartitionSpec(*(usable(*pair) for pair in zip(axes, shape, strict=True)))
 
 
 def constrain(x: jax.Array, axes: Sequence[Axis]) -> jax.Array:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import toy
+import toy_llama as toy
 import torch
 import transformers
 
