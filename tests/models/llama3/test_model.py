@@ -38,6 +38,12 @@ def causal(rows: int, length: int) -> jax.Array:
     return jnp.broadcast_to(jnp.tril(jnp.ones((length, length), bool)), (rows, length, length))
 
 
+@nnx.jit
+def call(model: Llama3, *args: Any) -> Any:
+    return model(*args)
+
+
+@nnx.jit
 def logits_of(model: Llama3, tokens: Any) -> jax.Array:
     tokens = jnp.asarray(tokens)
     rows, length = tokens.shape
@@ -90,7 +96,7 @@ def test_padding_on_the_left_changes_nothing_but_the_place():
     real = jnp.arange(9) >= 3
     positions = jnp.maximum(jnp.arange(9) - 3, 0)[None]
 
-    logits, _ = model(padded, positions, None, causal(1, 9) & real)
+    logits, _ = call(model, padded, positions, None, causal(1, 9) & real)
 
     np.testing.assert_allclose(logits[0, 3:], logits_of(model, tokens)[0], atol=1e-5)
 
@@ -104,7 +110,7 @@ def test_tokens_through_the_cache_give_the_logits_of_one_call(chunks):
     for size in chunks:
         positions = jnp.broadcast_to(done + jnp.arange(size), (2, size))
         mask = jnp.arange(11) <= positions[..., None]
-        logits, cache = model(tokens[:, done : done + size], positions, cache, mask)
+        logits, cache = call(model, tokens[:, done : done + size], positions, cache, mask)
         found.append(logits)
         done += size
 
@@ -119,7 +125,7 @@ def test_cache_keeps_its_dtype_and_layout():
     positions = jnp.broadcast_to(jnp.arange(3), (2, 3))
     mask = jnp.arange(7) <= positions[..., None]
 
-    logits, new = model(tokens, positions, cache, mask)
+    logits, new = call(model, tokens, positions, cache, mask)
 
     assert jax.tree.map(lambda a: (a.shape, a.dtype), new) == jax.tree.map(
         lambda a: (a.shape, a.dtype), cache
@@ -163,7 +169,8 @@ def test_recomputation_has_its_regions_and_leaves_gradients_alone(remat, regions
         return loss(nnx.merge(nnx.graphdef(model), state))
 
     jaxpr = str(jax.make_jaxpr(flat_loss)(nnx.state(model)))
-    wanted, found = nnx.grad(loss)(plain), nnx.grad(loss)(model)
+    gradient = nnx.jit(nnx.grad(loss))
+    wanted, found = gradient(plain), gradient(model)
 
     assert jaxpr.count("= checkpoint[") + jaxpr.count("= remat2[") == regions
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), wanted, found)
@@ -178,7 +185,7 @@ def test_lora_adapters_start_without_effect_and_learn(remat):
     )
     before = logits_of(model, toy_llama.tokens(6))
 
-    gradient = nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(adapted)
+    gradient = nnx.jit(nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam)))(adapted)
 
     np.testing.assert_allclose(logits_of(adapted, toy_llama.tokens(6)), before, atol=1e-6)
     flat = {".".join(map(str, path)): w for path, w in nnx.to_flat_state(gradient)}
@@ -188,18 +195,17 @@ def test_lora_adapters_start_without_effect_and_learn(remat):
         assert bool(jnp.any(weight.get_value())) == path.endswith("lora_b"), path
 
 
-@pytest.mark.parametrize("projection", PROJECTIONS)
-def test_each_projection_is_found_by_its_name(projection):
+def test_each_projection_is_found_by_its_name():
     model = make()
-    provider = qwix.LoraProvider(module_path=f".*{projection}", rank=2, alpha=2.0)
+    provider = qwix.LoraProvider(module_path=f".*({'|'.join(PROJECTIONS)})", rank=2, alpha=2.0)
     adapted = qwix.apply_lora_to_model(
         model, provider, rngs=nnx.Rngs(1), **model.get_model_input()
     )
 
     paths = [path for path, _ in nnx.to_flat_state(nnx.state(adapted, nnx.LoRAParam))]
 
-    assert len(paths) == 2 * CONFIG.num_layers
-    assert {path[3] for path in paths} == {projection}
+    for name in PROJECTIONS:
+        assert [path[:4:3] for path in paths].count(("layers", name)) == 2 * CONFIG.num_layers
 
 
 @pytest.mark.parametrize(
@@ -285,11 +291,11 @@ def test_four_devices_compute_what_one_does(toy_folder, mesh, rows):
     wanted = logits_of(alone, tokens)
 
     with jax.set_mesh(mesh):
-        found = nnx.jit(logits_of)(split, tokens)
+        found = logits_of(split, tokens)
         cache = split.init_cache(4, 16)
 
     np.testing.assert_allclose(found, wanted, atol=1e-4)
-    np.testing.assert_allclose(nnx.jit(logits_of)(split, tokens), wanted, atol=1e-4)
+    np.testing.assert_allclose(logits_of(split, tokens), wanted, atol=1e-4)
     assert cache["layer_0"]["k"].sharding.spec == P("fsdp", None, "tp", None)
 
 
