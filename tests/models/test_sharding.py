@@ -47,7 +47,7 @@ def test_axes_of_flattened_dimensions_are_joined(axes, wanted):
 
 
 def test_layout_needs_an_entry_for_each_dimension():
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="longer"):
         fit(("fsdp",), (2, 2), MESH)
 
 

@@ -158,7 +158,7 @@ def _find_files(folder: Path) -> Sequence[Path]:
     if index.is_file():
         try:
             files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"{index} is damaged ({error!r}): download it again.") from error
         missing = [file for file in files if not (folder / file).is_file()]
         if missing:

@@ -60,7 +60,7 @@ def test_written_weights_are_read_back_bit_for_bit(toy_folder, tmp_path, dtype, 
     if shard_bytes == 10**9:
         assert files == ["model.safetensors"]
     else:
-        assert len(files) > 5
+        assert len(files) > 2
         assert files[-1] == "model.safetensors.index.json"
         assert files[0].startswith("model-00001-of-000")
 
@@ -95,7 +95,7 @@ def test_adapters_are_merged_into_what_is_written(toy_folder, tmp_path):
     inputs = model.get_model_input()
     adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(1), **inputs)
     adapters = nnx.state(adapted, nnx.LoRAParam)
-    nnx.update(adapted, jax.tree.map(lambda w: 0.1 * jnp.ones_like(w), adapters))
+    nnx.update(adapted, jax.tree.map(lambda w: 0.2 * jnp.ones_like(w), adapters))
 
     with pytest.raises(ValueError, match="lora_alpha that they were made with"):
         params.save_model_as_safe_tensors(adapted, tmp_path / "new")
