@@ -11,7 +11,8 @@ import pathlib
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 _SPEC = importlib.util.find_spec("tunix")
-if not _SPEC or not pathlib.Path(str(_SPEC.origin)).with_name("sft").joinpath(
-    "_gauges.py"
-).exists():  # an environment that tests google-tunix
+if (
+    not _SPEC
+    or not pathlib.Path(str(_SPEC.origin)).with_name("sft").joinpath("_gauges.py").exists()
+):  # an environment that tests google-tunix
     collect_ignore_glob = ["test_*.py"]

@@ -119,7 +119,7 @@ def test_missing_bos_token_is_none_and_missing_eos_token_an_error(hugging_face):
 
     assert adapter.bos_id() is None
     for asked in (adapter.eos_id, adapter.pad_id):
-        with pytest.raises(ValueError, match="has no EOS token, .*: set its eos_token"):
+        with pytest.raises(ValueError, match=r"has no EOS token, .*: set its eos_token"):
             asked()
 
 
@@ -159,7 +159,7 @@ def test_adapter_can_be_adapted_again():
 
 
 def test_object_without_the_methods_is_refused_with_their_names():
-    with pytest.raises(ValueError, match="dict cannot be .* has no encode, decode, bos_id"):
+    with pytest.raises(ValueError, match=r"dict cannot be .* has no encode, decode, bos_id"):
         TokenizerAdapter({})
 
 

@@ -17,9 +17,10 @@ os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 sys.path.append(str(pathlib.Path(__file__).with_name("llama3")))  # toy_llama
 
 _SPEC = importlib.util.find_spec("tunix")
-if not _SPEC or not pathlib.Path(str(_SPEC.origin)).with_name("models").joinpath(
-    "_sharding.py"
-).exists():  # an environment that tests google-tunix
+if (
+    not _SPEC
+    or not pathlib.Path(str(_SPEC.origin)).with_name("models").joinpath("_sharding.py").exists()
+):  # an environment that tests google-tunix
     collect_ignore_glob = ["*test_*.py"]
 
 

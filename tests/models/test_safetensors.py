@@ -97,7 +97,7 @@ def test_file_that_is_cut_off_is_named(tmp_path, kept):
     path = tmp_path / "model.safetensors"
     save(tmp_path, path.name, "a", "b")
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(ValueError, match="model.safetensors is no complete safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is no complete safetensors file"):
         Checkpoint(tmp_path)
 
 

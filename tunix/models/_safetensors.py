@@ -122,7 +122,9 @@ def write(
     shards = _split(sizes, max_shard_bytes)
     weight_map = {}
     for number, names in enumerate(shards, 1):
-        file = _ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        file = (
+            _ONE_FILE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        )
         weight_map |= dict.fromkeys(names, file)
         tensors = {name: np.ascontiguousarray(read(name)) for name in names}
         # transformers refuses files that do not say which framework's layout they have.

@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-
 import toy_llama
+from safetensors.numpy import save_file
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import toy_llama as toy
 import torch
+import toy_llama as toy
 import transformers
 
 PROMPTS = (

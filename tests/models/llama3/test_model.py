@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import qwix
+import toy_llama
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-import toy_llama
 from tunix.models.llama3 import params
 from tunix.models.llama3.model import (
     Llama3,
@@ -137,9 +137,7 @@ def test_cache_keeps_its_dtype_and_layout():
 def test_call_with_more_tokens_than_the_cache_has_places_is_refused():
     model = make()
     with pytest.raises(ValueError, match="4 places, but the call has 5 tokens"):
-        model(
-            jnp.zeros((1, 5), int), jnp.zeros((1, 5), int), model.init_cache(1, 4), causal(1, 5)
-        )
+        model(jnp.zeros((1, 5), int), jnp.zeros((1, 5), int), model.init_cache(1, 4), causal(1, 5))
 
 
 def test_half_precision_weights_give_logits_of_their_dtype_near_the_exact_ones():
@@ -180,9 +178,7 @@ def test_recomputation_has_its_regions_and_leaves_gradients_alone(remat, regions
 def test_lora_adapters_start_without_effect_and_learn(remat):
     model = make(remat_config=remat)
     provider = qwix.LoraProvider(module_path=".*(q_proj|v_proj)", rank=2, alpha=4.0)
-    adapted = qwix.apply_lora_to_model(
-        model, provider, rngs=nnx.Rngs(1), **model.get_model_input()
-    )
+    adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(1), **model.get_model_input())
     before = logits_of(model, toy_llama.tokens(6))
 
     gradient = nnx.jit(nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam)))(adapted)
@@ -198,9 +194,7 @@ def test_lora_adapters_start_without_effect_and_learn(remat):
 def test_each_projection_is_found_by_its_name():
     model = make()
     provider = qwix.LoraProvider(module_path=f".*({'|'.join(PROJECTIONS)})", rank=2, alpha=2.0)
-    adapted = qwix.apply_lora_to_model(
-        model, provider, rngs=nnx.Rngs(1), **model.get_model_input()
-    )
+    adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(1), **model.get_model_input())
 
     paths = [path for path, _ in nnx.to_flat_state(nnx.state(adapted, nnx.LoRAParam))]
 
@@ -302,9 +296,7 @@ def test_four_devices_compute_what_one_does(toy_folder, mesh, rows):
 def test_adapters_of_a_split_model_are_split_with_it(toy_folder, mesh):
     model = params.create_model_from_safe_tensors(toy_folder(), CONFIG, mesh)
     provider = qwix.LoraProvider(module_path=".*q_proj", rank=2, alpha=2.0)
-    adapted = qwix.apply_lora_to_model(
-        model, provider, rngs=nnx.Rngs(1), **model.get_model_input()
-    )
+    adapted = qwix.apply_lora_to_model(model, provider, rngs=nnx.Rngs(1), **model.get_model_input())
 
     projection = adapted.layers[0].attn.q_proj
 

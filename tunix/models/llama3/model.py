@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Llama decoder: RMSNorm, rotary grouped-query attention and SwiGLU around one residual stream.
 
-Shapes in this module: B batch, T tokens of the call, S tokens that attention sees (T, or the size of
-the cache), D `embed_dim`, V `vocab_size`, N `num_heads`, K `num_kv_heads`, H `head_dim`.
+Shapes in this module: B batch, T tokens of the call, S tokens that attention sees (T, or the size
+of the cache), D `embed_dim`, V `vocab_size`, K `num_kv_heads`, H `head_dim`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ Cache = dict[str, LayerCache]
 
 Rotation = tuple[jax.Array, jax.Array]
 """Cosine and sine of each rotary angle, each [B, T, 1, H / 2], float32."""
+
+
+_NORMAL = nnx.initializers.normal(0.02)
 
 
 class RMSNorm(nnx.Module):
@@ -261,7 +264,7 @@ def _weight(
     shape: tuple[int, ...],
     axes: tuple[Axis, ...],
     rngs: nnx.Rngs | None,
-    init: nnx.Initializer = nnx.initializers.normal(0.02),
+    init: nnx.Initializer = _NORMAL,
 ) -> nnx.Param:
     """Makes a float32 weight, or its shape only, that carries the names of its mesh axes."""
     value: Any = jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -59,18 +59,18 @@ def create_model_from_safe_tensors(
         raise ValueError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
     graph, state = nnx.split(model_lib.Llama3(config, rngs=None))
     weights = {hugging_face_name(path): (path, w) for path, w in nnx.to_flat_state(state)}
-    layouts = mesh and {
-        name: named_sharding(nnx.get_partition_spec(weight).get_value(), weight.shape, mesh)
-        for name, (_, weight) in weights.items()
+    layouts = {
+        name: mesh and named_sharding(nnx.get_partition_spec(w).get_value(), w.shape, mesh)
+        for name, (_, w) in weights.items()
     }
-    checkpoint = _safetensors.Checkpoint(file_dir)
+    checkpoint = _safetensors.Checkpoint(Path(file_dir))
     _drop_redundant(checkpoint, config)
     checkpoint.check({name: _stored_shape(path, w.shape) for name, (path, w) in weights.items()})
     loaded = []
     for name, (path, weight) in weights.items():
         value = checkpoint.read(name)
         value = np.ascontiguousarray(value.T if _is_transposed(path) else value, dtype)
-        loaded.append((path, weight.replace(_place(value, layouts and layouts[name]))))
+        loaded.append((path, weight.replace(_place(value, layouts[name]))))
     return nnx.merge(graph, nnx.from_flat_state(loaded))
 
 
@@ -108,10 +108,10 @@ def save_model_as_safe_tensors(
     weights = {hugging_face_name(p): (p, w) for p, w in state.items() if p not in adapters}
     plain = nnx.state(model_lib.Llama3(model.config, rngs=None))
     wanted = {hugging_face_name(path) for path, _ in nnx.to_flat_state(plain)}
-    if weights.keys() != wanted:
+    if names := weights.keys() ^ wanted:
         raise ValueError(
-            f"{', '.join(sorted(weights.keys() ^ wanted)[:5])}: a Llama checkpoint has no place for "
-            "what qwix makes of quantised weights. Write the model before it is quantised."
+            f"A Llama checkpoint differs from the model in {', '.join(sorted(names)[:5])}. Write "
+            "the model as it was before layers were added, removed or quantised."
         )
 
     def read(name: str) -> np.ndarray:
