@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: Copyright The tunix-opentelemetry Authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages about the metrics logger say is so: their code runs, their tables are true."""
+"""What the pages about tunix-core say is so: their code runs, their tables are true."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from otlp_receiver import HttpReceiver
 instruments = pytest.importorskip("tunix.sft._instruments", reason="tests of tunix-core")
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGES = ("metrics-logger", "migration")
+PAGES = ("metrics-logger", "migration", "models")
 
 
 def blocks(page: str, language: str) -> list[str]:
