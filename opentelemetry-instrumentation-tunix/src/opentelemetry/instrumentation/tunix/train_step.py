@@ -304,7 +304,7 @@ class _Inputs(Work):
 def _prepares_inputs(trainer: Any) -> bool:
     """Whether the trainer does work of its own to make a batch: DPO and distillation do."""
     base: Any = sys.modules["tunix.sft.peft_trainer"].PeftTrainer
-    own: type[Any] = type(trainer)
+    own: Any = type(trainer)
     return own._prepare_inputs is not base._prepare_inputs
 
 
