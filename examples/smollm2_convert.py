@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedTokenizerFast
 
-    from tunix.models.llama3.model import ModelConfig
+    from tunix.models.llama3 import model as llama3
 
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -44,7 +44,7 @@ class WrongModelError(Exception):
     """The GGUF file does not hold the tensors that the configuration asks for."""
 
 
-def convert(gguf_path: Path, folder: Path, config: ModelConfig) -> None:
+def convert(gguf_path: Path, folder: Path, config: llama3.ModelConfig) -> None:
     """Writes weights, configuration and tokenizer of a GGUF file into an existing folder.
 
     Raises:
@@ -96,7 +96,7 @@ def restore_rope_rows(weight: np.ndarray, heads: int) -> np.ndarray:
     return pairs.swapaxes(1, 2).reshape(weight.shape)
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def expected_shapes(config: llama3.ModelConfig) -> dict[str, tuple[int, ...]]:
     """Returns the shape of every weight of a Llama with tied embeddings, by Hugging Face name."""
     width, hidden = config.embed_dim, config.hidden_dim
     queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
@@ -179,7 +179,9 @@ def build_tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     )
 
 
-def hugging_face_config(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+def hugging_face_config(
+    config: llama3.ModelConfig, tokenizer: PreTrainedTokenizerFast
+) -> dict[str, Any]:
     """Returns the content of `config.json`, with which other libraries can read the folder."""
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -41,6 +41,12 @@ def receiver(request: pytest.FixtureRequest) -> Iterator[Receiver]:
 
 
 @pytest.fixture
+def http_env(http_receiver: HttpReceiver) -> dict[str, str]:
+    """The environment that points a process at `http_receiver`."""
+    return otlp_environment(http_receiver)
+
+
+@pytest.fixture
 def otlp_env(receiver: Receiver) -> dict[str, str]:
     """The environment that points a process at `receiver`."""
     return otlp_environment(receiver)

@@ -74,9 +74,13 @@ def expected_spans(runs: int = 1) -> Counter[str]:
 
 def check(receiver: Receiver, runs: int = 1) -> None:
     """Spans, gauges and events of so many runs, and nothing else of ours."""
-    ours = [span for span in receiver.spans if span.name.startswith("tunix.")]
+    spans = [span for span in receiver.spans if span.name.startswith("tunix.")]
+    assert {span.status for span in spans} == {"UNSET"}
+    ours = [span for span in spans if span.name != "tunix.jit.compile"]
     assert Counter(span.name for span in ours) == expected_spans(runs)
-    assert {span.status for span in ours} == {"UNSET"}
+    by_id = {span.span_id: span for span in ours}
+    compiled = Counter(by_id[str(s.parent_id)].name for s in spans if s not in ours)
+    assert compiled == {"tunix.model.train": runs, "tunix.model.eval": runs}
     run_spans = {span.span_id: span for span in ours if span.name == "tunix.run"}
     for span in ours:
         if span.name != "tunix.run":
@@ -113,17 +117,17 @@ def test_under_opentelemetry_instrument(
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_instrumenting_before_or_after_the_import(
-    receiver: Receiver, otlp_env: Mapping[str, str], run_script: RunScript, when: str
+    http_receiver: Receiver, http_env: Mapping[str, str], run_script: RunScript, when: str
 ) -> None:
     """The order of the two does not matter."""
     parts = [INSTRUMENT, TRAINING] if when == "before" else [TRAINING, INSTRUMENT]
     script = PROVIDERS + "".join(parts) + MAIN + "train()"
-    run_script(script, env=otlp_env, timeout=300).check()
-    check(receiver)
+    run_script(script, env=http_env, timeout=300).check()
+    check(http_receiver)
 
 
 def test_a_notebook_cell_that_is_run_twice(
-    receiver: Receiver, otlp_env: Mapping[str, str], run_script: RunScript
+    http_receiver: Receiver, http_env: Mapping[str, str], run_script: RunScript
 ) -> None:
     """In IPython: two runs, each traced once; the second cell run instruments nothing anew."""
     cell = PROVIDERS + INSTRUMENT + TRAINING + "\ntrain()\n"
@@ -134,12 +138,12 @@ def test_a_notebook_cell_that_is_run_twice(
         for _ in range(2):
             shell.run_cell({cell!r}, store_history=True).raise_error()
     """
-    run_script(script, env=otlp_env, timeout=300).check()
-    check(receiver, runs=2)
+    run_script(script, env=http_env, timeout=300).check()
+    check(http_receiver, runs=2)
 
 
 def test_a_spawned_child_is_instrumented_too(
-    receiver: Receiver, otlp_env: Mapping[str, str], run_script: RunScript
+    http_receiver: Receiver, http_env: Mapping[str, str], run_script: RunScript
 ) -> None:
     """The parent starts a training process and trains nothing itself."""
     script = TRAINING + textwrap.dedent(
@@ -152,9 +156,9 @@ def test_a_spawned_child_is_instrumented_too(
             sys.exit(child.exitcode)
         """
     )
-    run_script(script, instrument=True, env=otlp_env, timeout=300).check()
-    check(receiver)
-    pids = {span.resource.get("process.pid") for span in receiver.spans}
+    run_script(script, instrument=True, env=http_env, timeout=300).check()
+    check(http_receiver)
+    pids = {span.resource.get("process.pid") for span in http_receiver.spans}
     assert len(pids) == 1
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import wrapt
 
@@ -62,7 +62,7 @@ def first_array(result: Any) -> Any:
 
     Inside somebody else's `jit` outputs are tracers, which cannot be waited for.
     """
-    outputs: tuple[Any, ...] = result if isinstance(result, tuple) else (result,)
+    outputs = cast("tuple[Any, ...]", result) if isinstance(result, tuple) else (result,)
     for candidate in outputs:
         if hasattr(candidate, "block_until_ready") and hasattr(candidate, "sharding"):
             return candidate

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
@@ -304,7 +304,7 @@ class _Inputs(Work):
 def _prepares_inputs(trainer: Any) -> bool:
     """Whether the trainer does work of its own to make a batch: DPO and distillation do."""
     base: Any = sys.modules["tunix.sft.peft_trainer"].PeftTrainer
-    own: Any = type(trainer)
+    own = cast("Any", type(trainer))
     return own._prepare_inputs is not base._prepare_inputs
 
 
