@@ -79,7 +79,8 @@ def check(receiver: Receiver, runs: int = 1) -> None:
     ours = [span for span in spans if span.name != "tunix.jit.compile"]
     assert Counter(span.name for span in ours) == expected_spans(runs)
     by_id = {span.span_id: span for span in ours}
-    compiled = Counter(by_id[str(s.parent_id)].name for s in spans if s not in ours)
+    # Whatever else takes long to compile, outside the steps, is a trace of its own.
+    compiled = Counter(by_id[s.parent_id].name for s in spans if s not in ours and s.parent_id)
     assert compiled == {"tunix.model.train": runs, "tunix.model.eval": runs}
     run_spans = {span.span_id: span for span in ours if span.name == "tunix.run"}
     for span in ours:

@@ -66,6 +66,7 @@ def last_process_index() -> int | None:
 _lock = threading.Lock()
 _all: weakref.WeakSet[Lasting] = weakref.WeakSet()
 _unfinished: set[tuple[Lasting, object]] = set()
+_ending = False
 
 
 def register(lasting: Lasting) -> None:
@@ -90,18 +91,27 @@ def finish_before_the_rest() -> None:
     Exit hooks run last-in first-out. A provider registers its shutdown when it is made and JAX
     registers its own when it is imported: what still waits has to go out before either.
     """
+    if _ending:  # A hook that is registered while hooks run is never called.
+        return
     atexit.unregister(_finish_all)
     atexit.register(_finish_all)
 
 
+def ending() -> bool:
+    """Whether the interpreter is about to exit: nothing may start that has to be ended."""
+    return _ending
+
+
 def _finish_all() -> None:
+    global _ending
+    _ending = True
     for lasting in {lasting for lasting, _ in _unfinished}:
         lasting.finish()
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
+    global _lock, _ending
+    _lock, _ending = threading.Lock(), False
     reset_locks_in_child()
     for lasting in list(_all):
         lasting.after_fork_in_child()

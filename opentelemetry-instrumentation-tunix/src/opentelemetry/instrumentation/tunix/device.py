@@ -174,6 +174,8 @@ class _Watchers:
 
         `array` is a `jax.Array`. It is waited for and nothing else.
         """
+        if _process.ending():  # A thread that is started now is one that nobody would end.
+            return False
         work.array = array
         return self._of(array).watch(work)
 

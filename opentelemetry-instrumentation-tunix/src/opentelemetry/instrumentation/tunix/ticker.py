@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import threading
 from collections.abc import Callable
 from typing import Final
 
+from . import _process
 from .telemetry import report_failure
 
 INTERVAL: Final = 0.1
@@ -20,15 +19,16 @@ class Ticker:
     """Calls each scheduled action once, some `INTERVAL` later, on a thread of its own.
 
     The thread is started by the first `schedule` and sleeps without waking while nothing is
-    scheduled. A forked child starts one of its own when it schedules something itself.
+    scheduled. A forked child starts one of its own when it schedules something itself. While the
+    interpreter exits actions are called at once, by whoever schedules them.
     """
 
     def __init__(self) -> None:
-        self._reset()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._reset)
+        self.after_fork_in_child()
+        _process.register(self)
 
-    def _reset(self) -> None:
+    def after_fork_in_child(self) -> None:
+        """Forgets the parent's thread and actions."""
         # Reentrant: a signal handler or a finalizer may log at any moment.
         self._lock = threading.RLock()
         self._actions: list[Callable[[], None]] = []
@@ -40,6 +40,9 @@ class Ticker:
         """Has `action` called soon; it must not wait, and what it raises is logged once."""
         with self._lock:
             self._actions.append(action)
+            if _process.ending():
+                self._call_scheduled()
+                return
             if self._thread is None and not self._start():
                 return
             self._wake.set()
@@ -55,8 +58,8 @@ class Ticker:
             daemon=True,
         )
         # Threads in the middle of a JAX call when the interpreter ends abort the process.
-        atexit.unregister(self.stop)
-        atexit.register(self.stop)
+        _process.hold(self, self)
+        _process.finish_before_the_rest()
         try:
             self._thread.start()
         except RuntimeError:  # the interpreter is about to end: exit hooks emit what waits
@@ -69,11 +72,16 @@ class Ticker:
             # Taken first: a signal handler may schedule in between, and that starts a new thread.
             thread, stop, wake = self._thread, self._stop, self._wake
             self._thread = None
+            _process.release(self, self)
             stop.set()
             wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._call_scheduled()
+
+    def finish(self) -> None:
+        """Ends the thread for good."""
+        self.stop()
 
     def _run(self, wake: threading.Event, stop: threading.Event) -> None:
         while True:
