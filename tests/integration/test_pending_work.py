@@ -40,8 +40,8 @@ print("pending" if not newest.is_ready() else "done", flush=True)
 {ending}
 """
 
-# A worker as multiprocessing forks it. One that leaves through the interpreter's exit hooks hangs or
-# aborts in those of JAX, instrumented or not.
+# A worker as multiprocessing forks it. One that leaves through the interpreter's exit hooks hangs
+# or aborts in those of JAX, instrumented or not.
 FORK = """
 import multiprocessing, warnings
 warnings.simplefilter("ignore", RuntimeWarning)  # JAX, about the fork
