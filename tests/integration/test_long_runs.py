@@ -38,8 +38,8 @@ import linear_sft
 
 trainer = linear_sft.trainer()
 trainer.train(linear_sft.batches(1000))
-history = trainer.metrics_logger.get_metric_history("", "loss", "train")
 trainer.close()
+history = trainer.metrics_logger.get_metric_history("", "loss", "train")
 import json
 print(json.dumps([float(value) for value in history]))
 """
