@@ -13,8 +13,9 @@ In a script or a notebook, before or after ``import tunix``::
     TunixInstrumentor().instrument()
 
 Both serve ``google-tunix`` 0.1.4 and newer, and ``tunix-core``. What is emitted is listed in
-``docs/telemetry.md``: spans for the run, each train step, each evaluation and each checkpoint that
-was written, and the library's own metrics as gauges.
+``docs/telemetry.md``: spans for the run, each train step with the time its device took, each
+evaluation, each checkpoint that was written and each compilation of a step; the library's own
+metrics as gauges and as one event a step; and where every second of a run went.
 
 ``instrument()`` takes ``tracer_provider``, ``meter_provider`` and ``logger_provider``; the global
 ones are used for those not given, also when they are set later. Providers belong to the
