@@ -254,8 +254,8 @@ def test_a_trainer_whose_property_raises_trains_and_is_traced(
 
 
 @pytest.mark.skipif(
-    library.detect().version == "0.1.4",
-    reason="adapters of the toy model do not train on google-tunix 0.1.4, instrumented or not",
+    library.detect().version in ("0.1.4", "0.1.5"),
+    reason="adapters of the toy model do not train on these releases, instrumented or not",
 )
 def test_lora_adapters_are_told_from_the_model_they_adapt(instrumented: Collected) -> None:
     """The run says lora, and how few numbers are trained."""

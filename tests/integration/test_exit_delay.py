@@ -22,18 +22,24 @@ pytestmark = pytest.mark.slow
 
 INSTRUMENTOR_TESTS = Path(__file__).parents[2] / "opentelemetry-instrumentation-tunix" / "tests"
 
-# One span, one gauge and one log record of the application's own, and 50 steps of training.
+# One span, one gauge and one log record of the application's own before 50 steps of training, and
+# once more after them: what is in flight as the process ends delays it, whoever it belongs to.
 SCRIPT = f"""
 import sys, time
 sys.path.insert(0, {str(INSTRUMENTOR_TESTS)!r})
 import toy_sft
 from opentelemetry import _logs, metrics, trace
 
-with trace.get_tracer("application").start_as_current_span("own"):
-    pass
-metrics.get_meter("application").create_gauge("own").set(1)
-_logs.get_logger("application").emit(_logs.LogRecord(body="own"))
+def own():
+    with trace.get_tracer("application").start_as_current_span("own"):
+        pass
+    gauge.set(1)
+    _logs.get_logger("application").emit(_logs.LogRecord(body="own"))
+
+gauge = metrics.get_meter("application").create_gauge("own")
+own()
 toy_sft.Run(updates=50).train(toy_sft.batches(50))
+own()
 print(time.time(), flush=True)
 """
 

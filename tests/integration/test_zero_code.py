@@ -86,7 +86,7 @@ def check(receiver: Receiver, runs: int = 1) -> None:
         if span not in ours and span.parent_id
     ]
     steps = [("_train_step", "tunix.model.train"), ("_eval_step", "tunix.model.eval")]
-    if importlib.metadata.version("google-tunix") == "0.1.4":
+    if importlib.metadata.version("google-tunix") in ("0.1.4", "0.1.5"):
         del steps[0]  # compiled ahead of its first call, to count its operations
     assert Counter(compiled) == Counter(steps * runs)
     run_spans = {span.span_id: span for span in ours if span.name == "tunix.run"}
