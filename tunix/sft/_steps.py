@@ -7,8 +7,8 @@ each call reads them from the variables and writes them back, so that weights ma
 outside between two steps. Of the model, only what a step changes is returned: the frozen weights
 under LoRA are not copied.
 
-With gradient accumulation, a micro-batch adds `weight * gradient`, the weight being what its loss is
-a mean over, and an update divides by the sum of weights. It therefore equals one step over all
+With gradient accumulation, a micro-batch adds `weight * gradient`, the weight being what its loss
+is a mean over, and an update divides by the sum of weights. It therefore equals one step over all
 micro-batches at once, however unequal they are. Forward and backward pass are compiled once, and
 apart from them the update.
 """

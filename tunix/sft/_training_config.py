@@ -67,9 +67,9 @@ class TrainingConfig:
         _at_least(1, "gradient_accumulation_steps", self.gradient_accumulation_steps, optional=True)
         _at_least(1, "max_inflight_computations", self.max_inflight_computations)
         if isinstance(self.data_sharding_axis, str):
+            axis = self.data_sharding_axis
             raise TypeError(
-                f"data_sharding_axis must be a tuple of axis names, got {self.data_sharding_axis!r}: "
-                f"write ({self.data_sharding_axis!r},)"
+                f"data_sharding_axis must be a tuple of axis names, got {axis!r}: write ({axis!r},)"
             )
         if self.max_seq_token_per_tpu is not None:
             raise ValueError(

@@ -122,9 +122,8 @@ class CheckpointManager:
             if step is None:
                 return 0, {}
         elif step not in manager.all_steps():
-            raise ValueError(
-                f"{self._root} has no checkpoint of step {step}; it has {sorted(manager.all_steps())}"
-            )
+            there = sorted(manager.all_steps())
+            raise ValueError(f"{self._root} has no checkpoint of step {step}; it has {there}")
         began = time.perf_counter()
         metadata = dict(manager.metadata(step).custom_metadata or {})
         self._check_kind(step, metadata.pop(_LORA_ONLY, None), restore_only_lora_params)

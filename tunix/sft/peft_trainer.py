@@ -175,8 +175,8 @@ class PeftTrainer:
         Args:
             loss_fn: Called with the model and the keyword arguments that `gen_model_input_fn` made.
                 Returns a mean, or `(mean, denominator)`: over how much it is one. Micro-batches of
-                an update, and batches of an evaluation, weigh as much as their denominators; equally
-                where there is none.
+                an update, and batches of an evaluation, weigh as much as their denominators;
+                equally where there is none.
             has_aux: Whether it returns a pair of that and anything else.
 
         Returns:

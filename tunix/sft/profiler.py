@@ -76,8 +76,9 @@ class Profiler:
             self._last = min(self._last, max_step)
         if self._last <= self._first:
             raise ValueError(
-                f"The profile would begin after {self._first} micro-batches and training ends after "
-                f"{max_step}: lower skip_first_n_steps, {profiler_options.skip_first_n_steps}."
+                f"The profile would begin after {self._first} micro-batches and training ends "
+                f"after {max_step}: lower skip_first_n_steps, "
+                f"{profiler_options.skip_first_n_steps}."
             )
 
     def maybe_activate(self, step: int) -> None:
