@@ -17,6 +17,7 @@ from typing import Any
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))  # value_cases
+sys.path.append(str(pathlib.Path(__file__).parent))  # small_runs
 
 import jax
 import pytest
@@ -258,3 +259,8 @@ def run_script(tmp_path: pathlib.Path) -> Callable[..., str]:
         return result.stdout
 
     return run
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets pass what qwix warns about: it calls what later releases of flax deprecate."""
+    config.addinivalue_line("filterwarnings", r"ignore::DeprecationWarning:(flax|qwix)\.")

@@ -62,6 +62,14 @@ def outcome(returned: Any, *, has_aux: bool) -> Outcome:
     return Outcome(loss, weight, aux)
 
 
+def as_outcome(returned: Any) -> Outcome:
+    """Reads what an evaluation step returned: an `Outcome`, `(loss, aux)` or a loss."""
+    if isinstance(returned, Outcome):
+        return returned
+    loss, aux = returned if isinstance(returned, tuple) else (returned, None)
+    return Outcome(jnp.asarray(loss), jnp.ones(()), aux)
+
+
 def default_loss_fn(
     model: nnx.Module,
     input_tokens: jax.Array,

@@ -26,6 +26,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from tunix.sft._loss import Outcome
+from tunix.sft.sharding_utils import zeros_beside
 
 Path = tuple[Any, ...]
 GradientFn = Callable[[nnx.Module, Any], tuple[Outcome, Any]]
@@ -109,6 +110,9 @@ class Steps:
         accumulation: Micro-batches of an update.
         mesh: The mesh that the weights lie on.
         jit: Whether to compile.
+
+    Attributes:
+        compiled: Whether they are.
     """
 
     def __init__(
@@ -140,12 +144,14 @@ class Steps:
         self._micro_step = 0
         _, gradients_state, _ = nnx.split(model, trained, ...)
         self._trained = _Variables(model, gradients_state)
+        self._counter = optimizer.step
         self._sums: Any = None
-        compiled = jax.jit if jit else _as_it_is
-        self._train = compiled(self._train_step(step), donate_argnums=(2,))
-        self._add = compiled(self._accumulate_step(gradients), donate_argnums=(2,))
-        self._apply = compiled(self._update_step(), donate_argnums=(2, 3))
-        self._evaluate = compiled(self._eval_step(evaluate))
+        self.compiled = jit
+        compile_ = jax.jit if jit else _as_it_is
+        self._train = compile_(self._train_step(step), donate_argnums=(2,))
+        self._add = compile_(self._accumulate_step(gradients), donate_argnums=(2,))
+        self._apply = compile_(self._update_step(), donate_argnums=(2, 3))
+        self._evaluate = compile_(self._eval_step(evaluate))
 
     def train(self, batch: Any) -> StepOutput:
         """One micro-batch; at the last of an update, the update."""
@@ -172,12 +178,9 @@ class Steps:
     def _accumulate(self, batch: Any) -> StepOutput:
         if self._sums is None:
             self._sums = [
-                [
-                    jnp.zeros(v.shape, _wide(v.dtype), device=v.sharding)
-                    for v in self._trained.read()
-                ],
-                jnp.zeros(()),
-                jnp.zeros(()),
+                [zeros_beside(v, _wide(v.dtype)) for v in self._trained.read()],
+                zeros_beside(self._counter.get_raw_value(), jnp.float32),
+                zeros_beside(self._counter.get_raw_value(), jnp.float32),
             ]
         changed, self._sums, loss, aux = self._add(
             self._fixed.read(), self._changing.read(), self._sums, batch
@@ -243,7 +246,7 @@ class Steps:
                 for g, v in zip(total, self._trained.of(model), strict=True)
             ]
             gradients = self._trained.state(means)
-            grad_norm = optax.global_norm(gradients)
+            grad_norm = optax.tree.norm(gradients)
             optimizer.update(model, gradients)
             changed, state, rate = self._outputs(model, optimizer)
             empty = jax.tree.map(jnp.zeros_like, sums)

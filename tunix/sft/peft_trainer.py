@@ -13,22 +13,26 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import itertools
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
+from tunix.sft import _data as data
 from tunix.sft import hooks, sharding_utils, utils
-from tunix.sft._loss import Outcome, default_loss_fn, outcome
-from tunix.sft._steps import StepOutput, Steps
+from tunix.sft._loss import Outcome, as_outcome, default_loss_fn, outcome
+from tunix.sft._metrics_buffer import (
+    MetricsBuffer,
+    buffer_of,
+    loss_values,
+    values_of,
+    weighted_mean,
+)
+from tunix.sft._steps import Steps
 from tunix.sft._training_config import TrainingConfig, TrainingInput
 from tunix.sft.checkpoint_manager import CheckpointManager
 from tunix.sft.metrics_logger import MetricsLogger, MetricsLoggerOptions, Mode
@@ -45,28 +49,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class MetricsBuffer:
-    """What is known of an update before it is logged.
-
-    Attributes:
-        step: The update, from 1.
-        losses: Its loss; arrays that the device may still compute.
-        additional_metrics: Name to values and how they become one.
-    """
-
-    step: int
-    losses: list[Any]
-    additional_metrics: dict[str, tuple[list[Any], Callable[[Any], Any]]] = dataclasses.field(
-        default_factory=dict
-    )
-
-    @property
-    def loss(self) -> np.floating:
-        """Mean of the losses; waits for the device."""
-        return np.mean([np.asarray(loss) for loss in self.losses])
 
 
 class PeftTrainer:
@@ -99,8 +81,9 @@ class PeftTrainer:
         data_hooks: Gives the batches in place of the data sets.
 
     Raises:
-        ValueError: The configuration cannot be followed, the mesh lacks an axis, or the checkpoint
-            is of another model.
+        ValueError: The configuration cannot be followed, the model has no weights, the mesh lacks
+            an axis, or the checkpoint is of another model.
+        TypeError: A number of the configuration is no integer.
     """
 
     supports_sequence_packing = False
@@ -119,15 +102,17 @@ class PeftTrainer:
         self.config = training_config
         self._lora_enabled = utils.is_lora_enabled(model)
         self._trained = nnx.LoRAParam if self._lora_enabled else nnx.Param
+        if not jax.tree.leaves(nnx.state(model, self._trained)):
+            raise ValueError(f"{type(model).__qualname__} has no weights to train")
         self._mesh = sharding_utils.mesh_of(model)
         if self._mesh is not None:
             sharding_utils.check_axes(training_config.data_sharding_axis, self._mesh)
         self.optimizer = nnx.Optimizer(model, optimizer, wrt=self._trained)
-        sharding_utils.place_beside(model, self.optimizer, self._mesh)
+        sharding_utils.place_together(model, self.optimizer, self._mesh)
 
         self.loss_fn: Callable[..., Any] = default_loss_fn
         self.eval_loss_fn: Callable[..., Any] = default_loss_fn
-        self.gen_model_input_fn: Callable[[Any], dict[str, Any]] = _default_model_input
+        self.gen_model_input_fn: Callable[[Any], dict[str, Any]] = data.default_model_input
         self._has_aux = False
         self.training_hooks: hooks.TrainingHooks | None = None
         self.data_hooks: hooks.DataHooks | None = None
@@ -144,10 +129,10 @@ class PeftTrainer:
         )
 
         self._mode = Mode.TRAIN
+        self._steps: Steps | None = None
         self._train_steps = self._iter_steps = 0
         self._restored_custom_metadata: dict[str, Any] = {}
         self.restore()
-        self._steps: Steps | None = None
         self._inflight: collections.deque[Any] = collections.deque()
         self._unwritten: collections.deque[MetricsBuffer] = collections.deque()
         self._pbar: ProgressBar | None = None
@@ -200,8 +185,12 @@ class PeftTrainer:
         return self
 
     def clear_jit_cache(self) -> None:
-        """Has the steps compiled anew, after something that they use was replaced."""
+        """Has the steps compiled anew, after something that they use was replaced.
+
+        Micro-batches of an update that is not complete are forgotten.
+        """
         self._steps = None
+        self._iter_steps -= self._iter_steps % self._accumulation
 
     @property
     def train_steps(self) -> int:
@@ -264,22 +253,37 @@ class PeftTrainer:
         Returns:
             Loss of the update so far.
         """
-        self._write_metrics(leave=0)
+        self._write_metrics(leave=1)
         steps = self._ready_steps()
         found = steps.train(self._on_devices(batch))
         self._iter_steps += 1
-        self._note(found)
-        self._post_process_train_step(found.aux)
-        if self._iter_steps % self._accumulation == 0:
+        if found.grad_norm is not None:
             self._train_steps += 1
+            self._unwritten.append(buffer_of(found, self._train_steps))
+        self._post_process_train_step(found.aux)
         self._inflight.append(found.loss)
         return found.loss
+
+    def eval_step(self, batch: Any) -> Outcome:
+        """Finds the loss of one batch of an evaluation.
+
+        Returns without waiting for the device.
+
+        Args:
+            batch: As the data set gives it.
+
+        Returns:
+            Loss, denominator, and what the loss function returned beside them.
+        """
+        found = self._ready_steps().evaluate(self._on_devices(batch))
+        self._post_process_eval_step(found.aux)
+        return found
 
     def _train_step(
         self, model: nnx.Module, optimizer: nnx.Optimizer, batch: Any
     ) -> tuple[jax.Array, Any, jax.Array]:
         found, gradients = self._gradients(model, batch)
-        grad_norm = optax.global_norm(gradients)
+        grad_norm = optax.tree.norm(gradients)
         optimizer.update(model, gradients)
         loss = jnp.where(found.weight == 0, jnp.nan, found.loss)  # a mean over nothing
         return loss, found.aux, grad_norm
@@ -302,8 +306,9 @@ class PeftTrainer:
         return outcome(self.eval_loss_fn(model, **inputs), has_aux=self._has_aux)
 
     def _make_steps(self, *, jit: bool, reuse: bool) -> Steps:
-        if self._steps is not None and reuse:
+        if self._steps is not None and reuse and self._steps.compiled == jit:
             return self._steps
+        self.clear_jit_cache()
         step, evaluate = self.create_train_step_fn(), self.create_eval_step_fn()
         if self._accumulation > 1 and step != self._train_step:
             raise ValueError(
@@ -317,7 +322,7 @@ class PeftTrainer:
             trained=self._trained,
             step=step,
             gradients=self._gradients,
-            evaluate=lambda model, batch: _as_outcome(evaluate(model, batch)),
+            evaluate=lambda model, batch: as_outcome(evaluate(model, batch)),
             accumulation=self._accumulation,
             mesh=self._mesh,
             jit=jit,
@@ -361,14 +366,18 @@ class PeftTrainer:
             cache_nnx_graph: Whether the structure of the model stays what it was in the last call.
 
         Raises:
+            RuntimeError: The trainer is closed, and its checkpoints with it.
             ValueError: `train_ds` has no batch.
         """
+        if self._closed and self.config.checkpoint_root_directory is not None:
+            raise RuntimeError(
+                "This trainer is closed and cannot save any more: make another one, which goes on "
+                "from its last checkpoint, or set is_managed_externally before training."
+            )
+        self._closed = False
         self._steps = self._make_steps(jit=not skip_jit, reuse=cache_nnx_graph)
-        batches = self._batches(train_ds)
-        if eval_ds is not None and not isinstance(eval_ds, collections.abc.Iterator):
-            evaluations: Iterable[Any] | None = eval_ds
-        else:  # an iterator gives its batches once, and each evaluation sees the same ones
-            evaluations = None if eval_ds is None else list(eval_ds)
+        batches = self._batches(train_ds)  # before any work: they may be none
+        evaluations = None if eval_ds is None else data.repeatable(eval_ds)
         if evaluations is not None:
             self.evaluate(evaluations)
         if self._pbar is None:
@@ -383,10 +392,12 @@ class PeftTrainer:
             self.training_hooks.on_train_start(self)
         try:
             self._loop(batches, evaluations)
+        except BaseException:
+            self._keep_what_is_known()
+            raise
         finally:
             self._profiler.stop()
             self._inflight.clear()
-            self._drain()
         if self.training_hooks:
             self.training_hooks.on_train_end(self)
         if not self.is_managed_externally:
@@ -394,6 +405,7 @@ class PeftTrainer:
 
     def _loop(self, batches: Iterator[Any], eval_ds: Iterable[Any] | None) -> None:
         while not self._is_done():
+            updates = self._train_steps
             self._profiler.maybe_activate(self._iter_steps)
             with jax.profiler.StepTraceAnnotation("train", step_num=self._iter_steps):
                 batch = self._next_batch(batches)
@@ -407,26 +419,24 @@ class PeftTrainer:
                     for span in spans:
                         span.device_end([loss])
             self._profiler.maybe_deactivate(self._iter_steps)
-            if self._iter_steps % self._accumulation == 0:
+            if self._train_steps > updates:
                 self._write_metrics(leave=1)
                 self.save_checkpoint()
                 if eval_ds is not None and self._train_steps % self.config.eval_every_n_steps == 0:
                     self.evaluate(eval_ds)
         self._throttle(0)
+        self._write_metrics(leave=0)
 
     def _is_done(self) -> bool:
         limit = self.config.max_steps
         return not self.is_managed_externally and limit is not None and self._train_steps >= limit
 
     def _batches(self, train_ds: Iterable[Any]) -> Iterator[Any]:
-        """The batches that were not trained on yet; there is at least one."""
+        """The batches that were not trained on yet."""
         batches = iter(train_ds)
         if self.data_hooks or self.is_managed_externally or self._is_done():
             return batches
-        first = next(batches, None)
-        if first is None:
-            raise ValueError("train_ds has no batch: there is nothing to train on")
-        return itertools.islice(itertools.chain([first], batches), self._iter_steps, None)
+        return data.after(batches, self._iter_steps)
 
     def _next_batch(self, batches: Iterator[Any]) -> Any:
         if self.data_hooks:
@@ -458,7 +468,7 @@ class PeftTrainer:
         Returns:
             The loss; None where there is no batch.
         """
-        steps, batches = self._ready_steps(), iter(eval_ds)
+        batches = iter(eval_ds)
         losses: list[tuple[Any, Any]] = []
         self._mode = Mode.EVAL
         try:
@@ -471,16 +481,15 @@ class PeftTrainer:
                     break
                 if self.training_hooks:
                     self.training_hooks.on_eval_step_start(self)
-                found = steps.evaluate(self._on_devices(batch))
-                self._post_process_eval_step(found.aux)
+                found = self.eval_step(batch)
                 losses.append((found.loss, found.weight))
                 if len(losses) >= self.config.max_inflight_computations:
                     jax.block_until_ready(losses[-self.config.max_inflight_computations])
             if not losses:
                 _log.warning("eval_ds has no batch: nothing is evaluated.")
                 return None
-            loss = _weighted_mean(losses)
-            self._log_metrics(loss, self._train_steps, {})
+            loss = weighted_mean(losses)
+            self._log(loss_values(loss), self._train_steps)
         finally:
             self._mode = Mode.TRAIN
         if self._pbar is not None:
@@ -491,44 +500,32 @@ class PeftTrainer:
 
     # Metrics ------------------------------------------------------------------------------------
 
-    def _note(self, found: StepOutput) -> None:
-        """Keeps what an update gave until the next one has been dispatched."""
-        if found.grad_norm is None:
-            return
-        metrics: dict[str, tuple[list[Any], Callable[[Any], Any]]] = {
-            "grad_norm": ([found.grad_norm], np.mean)
-        }
-        if found.learning_rate is not None:
-            metrics["learning_rate"] = ([found.learning_rate], np.mean)
-        self._unwritten.append(
-            MetricsBuffer(
-                step=self._train_steps + 1, losses=[found.loss], additional_metrics=metrics
-            )
-        )
-
     def _write_metrics(self, leave: int) -> None:
         """Logs updates, oldest first, until so many are left that were not."""
         while len(self._unwritten) > leave:
             buffer = self._unwritten.popleft()
-            loss = float(buffer.loss)
-            values = {
-                name: combine([np.asarray(value) for value in found])
-                for name, (found, combine) in buffer.additional_metrics.items()
-            }
-            self._log_metrics(loss, buffer.step, values)
+            values = values_of(buffer)
+            self._log(values, buffer.step)
             if self._pbar is not None:
                 self._pbar.update_metrics(["loss", "perplexity", "learning_rate"], Mode.TRAIN)
                 self._pbar.update()
             if self.training_hooks:
-                self.training_hooks.on_train_step_end(self, buffer.step, loss)
+                self.training_hooks.on_train_step_end(self, buffer.step, values["loss"])
 
-    def _log_metrics(self, loss: float, step: int, values: dict[str, Any]) -> None:
-        try:
-            perplexity = math.exp(loss)
-        except OverflowError:
-            perplexity = math.inf
-        for name, value in {"loss": loss, "perplexity": perplexity, **values}.items():
+    def _log(self, values: dict[str, Any], step: int) -> None:
+        for name, value in values.items():
             self.metrics_logger.log(self.metrics_prefix, name, value, self._mode, step)
+
+    def _keep_what_is_known(self) -> None:
+        """Logs the updates before the one that failed; what fails with it is no second failure."""
+        with contextlib.suppress(Exception):
+            while self._unwritten:
+                buffer = self._unwritten.popleft()
+                self._log(values_of(buffer), buffer.step)
+        self._unwritten.clear()
+        if self._pbar is not None:
+            self._pbar.close()
+            self._pbar = None
 
     # Checkpoints --------------------------------------------------------------------------------
 
@@ -591,40 +588,3 @@ class PeftTrainer:
             if self._pbar is not None:
                 self._pbar.close()
                 self._pbar = None
-
-    def _drain(self) -> None:
-        """Logs what is known at the end of `train`, also of one that fails."""
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # of a device, raised already
-            self._write_metrics(leave=0)
-
-
-def _default_model_input(batch: Any) -> dict[str, Any]:
-    """The arguments of the default loss function of a `TrainingInput`."""
-    if not isinstance(batch, TrainingInput):
-        return batch
-    if batch.images is not None:
-        raise ValueError("images are not supported: TrainingInput.images must be None")
-    mask = jnp.asarray(batch.input_mask)
-    return {
-        "input_tokens": jnp.asarray(batch.input_tokens),
-        "input_mask": mask,
-        "positions": utils.build_positions_from_mask(mask),
-        "attention_mask": utils.make_causal_attn_mask(mask),
-    }
-
-
-def _as_outcome(returned: Any) -> Outcome:
-    """What an evaluation step returned: an `Outcome`, or google-tunix's `(loss, aux)`."""
-    if isinstance(returned, Outcome):
-        return returned
-    loss, aux = returned
-    return Outcome(jnp.asarray(loss), jnp.ones(()), aux)
-
-
-def _weighted_mean(losses: list[tuple[Any, Any]]) -> float:
-    """Mean of (mean, denominator) pairs in float64; NaN over nothing."""
-    means, weights = (np.array([float(x) for x in column]) for column in zip(*losses, strict=True))
-    counts = weights > 0
-    if not counts.any():
-        return math.nan
-    return float(np.average(means[counts], weights=weights[counts]))

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -71,30 +72,61 @@ def shard_input(input_data: Any, data_sharding_axis: tuple[str, ...], mesh: Mesh
     return jax.tree.map(place, input_data)
 
 
-def place_beside(model: nnx.Module, follower: Any, mesh: Mesh | None) -> None:
-    """Puts an optimizer's state where the weights lie that it belongs to.
+def place_together(model: nnx.Module, optimizer: nnx.Optimizer, mesh: Mesh | None) -> None:
+    """Puts everything that a step changes where the weights are.
 
-    A moment of a weight is split like the weight; counters are on every device. Otherwise the first
-    step would move them, and be compiled a second time.
+    A moment of a weight is split like the weight; counters, and weights without a place such as new
+    adapters, are on every device of the mesh. Otherwise the first step would move them, and the
+    second be compiled anew.
 
     Args:
-        model: Its weights are on the mesh.
-        follower: The optimizer; changed in place.
-        mesh: None leaves everything as it is.
+        model: The model; what has no place yet is moved.
+        optimizer: Its optimizer; changed in place.
+        mesh: None where the weights are on one device, committed to it or not.
     """
-    if mesh is None:
-        return
     weights: dict[Path, Any] = {
         path: node.get_raw_value()
         for path, node in nnx.iter_graph(model)
         if isinstance(node, nnx.Param)
     }
-    for path, node in nnx.iter_graph(follower):
+    if mesh is None:
+        elsewhere = next((w.sharding for w in weights.values() if _is_committed(w)), None)
+        if elsewhere is None:
+            return
+    else:
+        elsewhere = NamedSharding(mesh, PartitionSpec())
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Variable):
+            _move(node, lambda leaf: leaf if _is_committed(leaf) else _put(leaf, elsewhere))
+    for path, node in nnx.iter_graph(optimizer):
         if not isinstance(node, nnx.Variable):
             continue
-        value = node.get_raw_value()
         beside = next((weights[path[n:]] for n in range(len(path)) if path[n:] in weights), None)
-        sharding = NamedSharding(mesh, PartitionSpec())
-        if beside is not None and beside.shape == value.shape:
-            sharding = beside.sharding
-        node.set_raw_value(jax.device_put(value, sharding))
+        same = beside is not None and _is_committed(beside)
+
+        def move(leaf: Any, beside: Any = beside, same: bool = same) -> Any:
+            like = same and beside.shape == leaf.shape
+            return _put(leaf, beside.sharding if like else elsewhere)
+
+        _move(node, move)
+
+
+def zeros_beside(weight: jax.Array, dtype: Any) -> jax.Array:
+    """Zeros of the shape of a weight, where it is."""
+    place = weight.sharding if _is_committed(weight) else None
+    return jnp.zeros(weight.shape, dtype, device=place)
+
+
+def _is_committed(leaf: Any) -> bool:
+    return not isinstance(leaf, jax.Array) or leaf.committed
+
+
+def _put(leaf: Any, sharding: Any) -> Any:
+    return jax.device_put(leaf, sharding) if isinstance(leaf, jax.Array) else leaf
+
+
+def _move(variable: nnx.Variable, change: Callable[[Any], Any]) -> None:
+    value = variable.get_raw_value()
+    moved = jax.tree.map(change, value)
+    if moved is not value:
+        variable.set_raw_value(moved)
