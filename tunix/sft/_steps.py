@@ -172,7 +172,7 @@ class Steps:
 
     def cache_size(self) -> int:
         """How many versions of the train step were compiled."""
-        train = self._add if self._accumulation > 1 else self._train
+        train: Any = self._add if self._accumulation > 1 else self._train
         return train._cache_size()
 
     def _accumulate(self, batch: Any) -> StepOutput:

@@ -84,8 +84,10 @@ class TrainingConfig:
 
 
 def _at_least(least: int, name: str, value: Any, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
+    if value is None:
+        if optional:
+            return
+        raise TypeError(f"{name} must be an integer, got None")
     try:
         number = operator.index(value)
     except TypeError:

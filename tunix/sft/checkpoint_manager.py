@@ -14,6 +14,7 @@ import time
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from flax import nnx
 
@@ -117,6 +118,7 @@ class CheckpointManager:
         manager = self._manager
         if manager is None:
             return 0, {}
+        manager.wait_until_finished()  # of a step that is still being written there is nothing yet
         if step is None:
             step = manager.latest_step()
             if step is None:
@@ -225,4 +227,4 @@ def _set(variables: dict[str, nnx.Variable], arrays: dict[str, jax.Array]) -> No
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
