@@ -62,7 +62,9 @@ class _Variables:
         self._paths: list[Path] = [tuple(key.key for key in path) for path, _ in flat]
         self._variables: list[nnx.Variable] = [live[path] for path in self._paths]
         self._structure = jax.tree.structure(state)
-        self._shardings = [getattr(leaf, "sharding", None) for leaf in self.read()]
+        # The compiler is told: left alone it names the same place otherwise, and the next step is
+        # compiled for the new name.
+        self.places = [_place(leaf) for leaf in self.read()]
 
     def read(self) -> list[Any]:
         """The arrays now."""
@@ -82,15 +84,9 @@ class _Variables:
         return jax.tree.unflatten(self._structure, leaves)
 
     def of(self, node: Any) -> list[Any]:
-        """The arrays of a node of the same kind, laid out as they were, while it is traced."""
+        """The arrays of a node of the same kind, while it is traced."""
         live = {path: v for path, v in nnx.iter_graph(node) if isinstance(v, nnx.Variable)}
-        leaves = jax.tree.leaves([live[path].get_raw_value() for path in self._paths])
-        return [
-            jax.lax.with_sharding_constraint(leaf, sharding)
-            if isinstance(sharding, NamedSharding)
-            else leaf
-            for leaf, sharding in zip(leaves, self._shardings, strict=True)
-        ]
+        return jax.tree.leaves([live[path].get_raw_value() for path in self._paths])
 
     def find(self, end: Path) -> int | None:
         """Which variable's path ends so; None where none does."""
@@ -148,9 +144,24 @@ class Steps:
         self._sums: Any = None
         self.compiled = jit
         compile_ = jax.jit if jit else _as_it_is
-        self._train = compile_(self._train_step(step), donate_argnums=(2,))
-        self._add = compile_(self._accumulate_step(gradients), donate_argnums=(2,))
-        self._apply = compile_(self._update_step(), donate_argnums=(2, 3))
+        at, state = self._changing.places, self._optimizer.places
+        counter = _place(self._counter.get_raw_value())
+        sums = [self._trained.places, counter, counter]
+        self._train = compile_(
+            self._train_step(step),
+            donate_argnums=(2,),
+            out_shardings=(at, state, None, None, None, None),
+        )
+        self._add = compile_(
+            self._accumulate_step(gradients),
+            donate_argnums=(2,),
+            out_shardings=(at, sums, None, None),
+        )
+        self._apply = compile_(
+            self._update_step(),
+            donate_argnums=(2, 3),
+            out_shardings=(at, state, sums, None, None, None),
+        )
         self._evaluate = compile_(self._eval_step(evaluate))
 
     def train(self, batch: Any) -> StepOutput:
@@ -259,6 +270,11 @@ class Steps:
             return tuple(evaluate(self._model(fixed, changing), batch))
 
         return _eval_step
+
+
+def _place(leaf: Any) -> NamedSharding | None:
+    sharding = getattr(leaf, "sharding", None)
+    return sharding if isinstance(sharding, NamedSharding) else None
 
 
 def _wide(dtype: Any) -> Any:
