@@ -133,6 +133,36 @@ def test_a_resumed_run_counts_on_and_has_no_span_for_skipped_batches(
     assert [s.attributes[semconv.TRAINING_STEP] for s in steps] == [3, 4]
 
 
+def test_a_restored_checkpoint_is_a_span_and_a_search_that_finds_none_is_not(
+    instrumented: Collected, tmp_path: Any
+) -> None:
+    """It happens when the trainer is made: before the run, a trace of its own."""
+    toy_sft.Run(updates=2, checkpoints=str(tmp_path)).train(toy_sft.batches(10))
+    assert instrumented.spans(semconv.CHECKPOINT_RESTORE) == []
+    toy_sft.Run(updates=4, checkpoints=str(tmp_path))
+    (span,) = instrumented.spans(semconv.CHECKPOINT_RESTORE)
+    assert dict(span.attributes) == {semconv.TRAINING_STEP: 2}
+    assert span.parent is None
+    assert span.status.status_code is StatusCode.UNSET
+
+
+def test_a_checkpoint_that_cannot_be_read_is_a_span_with_the_error_that_the_user_gets(
+    instrumented: Collected, tmp_path: Any
+) -> None:
+    """No step: which one was wanted is known, but nothing was restored."""
+    toy_sft.Run(updates=2, checkpoints=str(tmp_path)).train(toy_sft.batches(10))
+    for file in (tmp_path / "2" / "model_params").rglob("*"):
+        if file.is_file():
+            file.write_bytes(b"")
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        toy_sft.Run(updates=4, checkpoints=str(tmp_path))
+    (span,) = instrumented.spans(semconv.CHECKPOINT_RESTORE)
+    kind = type(caught.value)
+    assert span.attributes[semconv.ERROR_TYPE].rpartition(".")[2] == kind.__name__
+    assert span.status.status_code is StatusCode.ERROR
+    assert semconv.TRAINING_STEP not in span.attributes
+
+
 class BoomError(Exception):
     """What the tests throw."""
 

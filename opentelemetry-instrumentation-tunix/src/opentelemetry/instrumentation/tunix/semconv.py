@@ -91,6 +91,9 @@ RUN: Final = _span(
 MODEL_TRAIN: Final = _span("tunix.model.train", "one call of the train step: one micro-batch")
 MODEL_EVAL: Final = _span("tunix.model.eval", "one evaluation over the evaluation data set")
 CHECKPOINT_SAVE: Final = _span("tunix.checkpoint.save", "a checkpoint that was really written")
+CHECKPOINT_RESTORE: Final = _span(
+    "tunix.checkpoint.restore", "a checkpoint that was found and restored, or could not be"
+)
 JIT_COMPILE: Final = _span(
     "tunix.jit.compile",
     "JAX compiled a function: the train or evaluation step, or any other for 0.1 s or longer",
@@ -101,6 +104,7 @@ GROUPS: Final = {
     MODEL_TRAIN: "train",
     MODEL_EVAL: "eval",
     CHECKPOINT_SAVE: "checkpoint",
+    CHECKPOINT_RESTORE: "checkpoint",
     JIT_COMPILE: "compile",
 }
 """The span group of each span."""
@@ -121,7 +125,7 @@ RECOMPILATION: Final = _event(
 )
 EXCEPTION: Final = _event("tunix.exception", "an exception passed a span; once for each exception")
 
-_CALLS: Final = (RUN, MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE)
+_CALLS: Final = (RUN, MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE, CHECKPOINT_RESTORE)
 _SPANS: Final = (*_CALLS, JIT_COMPILE)
 _RUN: Final = (RUN, RUN_START)
 _EVENTS: Final = (RUN_START, STEP_COMPLETED, RECOMPILATION, EXCEPTION)
@@ -161,9 +165,13 @@ RUN_ID: Final = _attribute(
 TRAINING_STEP: Final = _attribute(
     "tunix.training.step",
     int,
-    (MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE, STEP_COMPLETED, RECOMPILATION),
+    (
+        *(MODEL_TRAIN, MODEL_EVAL, CHECKPOINT_SAVE, CHECKPOINT_RESTORE),
+        *(STEP_COMPLETED, RECOMPILATION),
+    ),
     "train and recompilation: the update this micro-batch belongs to, from 1; eval and "
-    "checkpoint: updates done; step_completed: the step as it was logged",
+    "checkpoint: updates done, not on a restore that failed; step_completed: the step as it was "
+    "logged",
 )
 TRAINING_MICRO_STEP: Final = _attribute(
     "tunix.training.micro_step",

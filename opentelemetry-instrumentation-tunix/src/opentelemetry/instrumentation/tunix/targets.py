@@ -31,6 +31,13 @@ TARGETS: Final[tuple[Target, ...]] = (
     Target(
         _CHECKPOINTS, "CheckpointManager", "save", training.save_checkpoint, semconv.CHECKPOINT_SAVE
     ),
+    Target(
+        _CHECKPOINTS,
+        "CheckpointManager",
+        "maybe_restore",
+        training.restore_checkpoint,
+        semconv.CHECKPOINT_RESTORE,
+    ),
     Target(_LOGGER, "MetricsLogger", "log", metrics.log, "gauges and step events"),
     Target(_LOGGER, "MetricsLogger", "close", metrics.close, "event of the last step in time"),
     # The subclasses of RLLearner that have a train of their own delegate to it.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from opentelemetry.util.types import AttributeValue
@@ -104,33 +105,56 @@ def run_eval(call: Call) -> Any:
 
 def save_checkpoint(call: Call) -> Any:
     """`CheckpointManager.save`: called after every update, a span only where it saved or failed."""
+
+    def step(saved: Any) -> int | None:
+        return int(call.args[1] if len(call.args) > 1 else call.kwargs["step"]) if saved else None
+
+    return _checkpoint(call, semconv.CHECKPOINT_SAVE, step)
+
+
+def restore_checkpoint(call: Call) -> Any:
+    """`CheckpointManager.maybe_restore`: a span only where it found a checkpoint or failed."""
+
+    def step(restored: Any) -> int | None:
+        step, _metadata = restored
+        return int(step) or None
+
+    return _checkpoint(call, semconv.CHECKPOINT_RESTORE, step)
+
+
+def _checkpoint(call: Call, name: str, step_of: Callable[[Any], int | None]) -> Any:
     start, began = time.time_ns(), time.perf_counter_ns()
     try:
-        saved = call.proceed()
+        result = call.proceed()
     except BaseException as error:
-        _tell_of_checkpoint(call, start, began, error)
+        _tell_of_checkpoint(call, name, {}, start, began, error)
         raise
-    if saved:
-        _tell_of_checkpoint(call, start, began, None)
-    return saved
+    try:
+        step = step_of(result)
+        if step is not None:
+            _tell_of_checkpoint(call, name, {semconv.TRAINING_STEP: step}, start, began, None)
+    except Exception:
+        report_failure(f"reading the step of {name}")
+    return result
 
 
-def _tell_of_checkpoint(call: Call, start: int, began: int, error: BaseException | None) -> None:
+def _tell_of_checkpoint(
+    call: Call,
+    name: str,
+    attributes: dict[str, AttributeValue],
+    start: int,
+    began: int,
+    error: BaseException | None,
+) -> None:
     try:
         run = context.current_run()
         if run is not None:
             from .accounting import Phase
 
             run.account.host(Phase.CHECKPOINT, began, time.perf_counter_ns(), run.role)
-        context.past_span(
-            call.telemetry,
-            semconv.CHECKPOINT_SAVE,
-            lambda: _saved_step(call),
-            start_ns=start,
-            error=error,
-        )
+        context.past_span(call.telemetry, name, lambda: attributes, start_ns=start, error=error)
     except Exception:
-        report_failure("telling of a checkpoint")
+        report_failure(f"telling of {name}")
 
 
 def stop() -> None:
@@ -140,11 +164,6 @@ def stop() -> None:
 
         compilation.stop_listening()
         device.WATCHERS.stop()
-
-
-def _saved_step(call: Call) -> dict[str, AttributeValue]:
-    step = call.args[1] if len(call.args) > 1 else call.kwargs["step"]
-    return {semconv.TRAINING_STEP: int(step)}
 
 
 def _updates_done(trainer: Any) -> dict[str, AttributeValue]:
