@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import json
 import logging
 import math
 import pickle
@@ -293,3 +295,40 @@ def test_a_trainer_whose_counters_cannot_be_read_is_traced_without_them(
     assert [step(1), step(2)] == [1, 2]
     assert len(instrumented.spans(semconv.MODEL_TRAIN)) == 2
     assert len(caplog.records) == 1
+
+
+def test_a_profile_of_the_users_own_is_disturbed_by_none_of_ours(
+    collected: Collected, tmp_path: Any
+) -> None:
+    """JAX admits one profile at a time; its steps are annotated as without telemetry."""
+
+    def annotated_steps(folder: Any) -> list[str]:
+        # Calls of Python functions would crowd out the annotations.
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0
+        with jax.profiler.trace(str(folder), create_perfetto_trace=True, profiler_options=options):
+            toy_sft.Run(updates=3).train(toy_sft.batches(3))
+        (file,) = folder.rglob("perfetto_trace.json.gz")
+        events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        return sorted(e["args"]["step_num"] for e in events if "step_num" in e.get("args", {}))
+
+    plain = annotated_steps(tmp_path / "plain")
+    TunixInstrumentor().instrument(**collected.providers())
+    try:
+        instrumented = annotated_steps(tmp_path / "instrumented")
+    finally:
+        TunixInstrumentor().uninstrument()
+    assert plain
+    assert instrumented == plain
+    assert len(collected.spans(semconv.MODEL_TRAIN)) == 3
+
+
+def test_a_guard_against_transfers_is_no_obstacle(
+    instrumented: Collected, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is read of the device is asked for explicitly."""
+    with jax.transfer_guard_device_to_host("disallow"):
+        toy_sft.Run(updates=3).train(toy_sft.batches(3))
+    assert len(instrumented.spans(semconv.MODEL_TRAIN)) == 3
+    assert len(instrumented.events(semconv.STEP_COMPLETED)) >= 3
+    assert [r for r in caplog.records if r.name.startswith("opentelemetry")] == []
